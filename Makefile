@@ -97,13 +97,13 @@ bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--round
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
 
 fuzz: $(VENV)/.stamp-dev  ## feed every command bad files, names and settings, 10,000 by default (ARGS="--cases 500 --seed 1 --kind study")
-	@PYTHONPATH=tests $(BIN)/python -m fuzz $(ARGS)
+	$(BIN)/pytest tests/fuzz -n 0 --hypothesis-show-statistics --cases 10000 --seed 0 $(ARGS)
 
 faults: $(VENV)/.stamp-dev  ## disturb a small study hundreds of times (kills, full disks, damaged files) and count losses (ARGS="--runs 300")
-	@PYTHONPATH=tests $(BIN)/python -m faults $(ARGS)
+	$(BIN)/pytest tests/faults -n 0 -v --runs 300 --seed 0 $(ARGS)
 
-coverage: $(VENV)/.stamp  ## measure by simulation how often intervals and verdicts are right (minutes; ARGS="--replicates 200")
-	@OMP_NUM_THREADS=1 $(BIN)/python -m reports.statistics.coverage $(ARGS)
+coverage: $(VENV)/.stamp-dev  ## measure by simulation how often intervals and verdicts are right (minutes; ARGS="--replicates 200")
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m simulation $(ARGS)
 
 gpu:  ## test and measure on a CUDA card within 10 minutes, without network or installation (PYTHON=python3); page in outputs/gpu
 	@PYTHONPATH="$(CURDIR):$(CURDIR)/tests:$$PYTHONPATH" $(CARD_PYTHON) -m gpu $(ARGS)

@@ -83,7 +83,7 @@ def report(
     """
     from reports import console
 
-    page = console.report(name, profile, out, second=True, without_missing=without_missing)
+    page = console.report(name, profile, out, without_missing=without_missing)
     print(printable(f"Report: {page}"))
 
 
@@ -179,7 +179,7 @@ def _draw(study: Study, folder: StudyFolder) -> Path | None:
     """Draw the report of a study that has just ended."""
     from reports.pages.fresh import current_report
 
-    return current_report(folder, study, second=True)
+    return current_report(folder, study)
 
 
 def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:

@@ -19,11 +19,11 @@ from typing import Any
 import yaml
 
 from pipeline.config.messages import validate
-from pipeline.config.ocr import OcrConfig
 from pipeline.data.reviews import generate
 from pipeline.errors import UserError
 from pipeline.intervals import Interval, student, wilson
 from pipeline.rewards.ocr import Legibility, OcrReward
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import Reader, paddle_reader
 
 DEGRADED = ("size=16", "blur=1", "noise=60", "rotation=3")
@@ -56,7 +56,7 @@ def bounded(values: Sequence[float], low: float, high: float) -> Interval:
     return mean, max(low, below), min(high, above)
 
 
-def measure(texts: Sequence[str], ways: dict[str, OcrConfig], reader: Callable[[OcrConfig], Reader]) -> list[Row]:
+def measure(texts: Sequence[str], ways: dict[str, OcrSettings], reader: Callable[[OcrSettings], Reader]) -> list[Row]:
     """Read all texts in each way."""
     rows = []
     for name, cfg in ways.items():
@@ -94,7 +94,7 @@ def _cell(interval: Interval) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def way(settings: Sequence[str]) -> OcrConfig:
+def way(settings: Sequence[str]) -> OcrSettings:
     """Settings as ``key=value``, values in YAML. Raises `UserError`."""
     found: dict[str, Any] = {}
     for setting in settings:
@@ -106,7 +106,7 @@ def way(settings: Sequence[str]) -> OcrConfig:
             found[key] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise UserError(f"--as {setting}: '{value}' is not a YAML value") from None
-    return validate(OcrConfig, found, "--as")
+    return validate(OcrSettings, found, "--as")
 
 
 def read_texts(path: Path | None, n: int, seed: int) -> list[str]:
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--as", dest="ways", nargs="+", action="append", metavar="KEY=VALUE", help="of reward.ocr")
     given = parser.parse_args()
     try:
-        ways = {"clean (defaults)": OcrConfig()}
+        ways = {"clean (defaults)": OcrSettings()}
         ways |= {" ".join(settings): way(settings) for settings in given.ways or [DEGRADED]}
         texts = read_texts(given.texts, given.n, given.seed)
         print(table(measure(texts, ways, lambda cfg: paddle_reader("--as", cfg))))

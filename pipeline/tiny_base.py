@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
+from pipeline.data.settings import DataConfig, LocalSettings
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 
@@ -51,14 +51,14 @@ def main() -> None:
         prog="python -m pipeline.tiny_base", description="A small random base in the hub's layout."
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--texts", required=True, help="file or folder with columns text,label, as data.path")
+    parser.add_argument("--texts", required=True, help="file or folder with columns text,label, as data.local.path")
     parser.add_argument("--architecture", choices=["gpt2", "qwen2", "llama"], default="gpt2")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocab", type=int, default=2000)
     given = parser.parse_args()
     try:
-        texts = load_corpus(DataConfig(source="local", path=given.texts, sft_texts=8000)).train
+        texts = load_corpus(DataConfig(source="local", local=LocalSettings(path=given.texts), sft_texts=8000)).train
         count = build(given.folder, texts, given.architecture, given.width, given.layers, given.vocab)
     except UserError as error:
         sys.exit(f"error: {error}")

@@ -22,7 +22,7 @@ from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact, Store
-from pipeline.stages import STAGES
+from pipeline.stages.graph import STAGES
 from pipeline.stages.sources import check_sources
 
 LIBRARIES = (
@@ -104,9 +104,11 @@ def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = No
 def prepare(config: TrialConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat. Raises `UserError` for GPUs that are not
     there."""
-    from pipeline.stages.common import check_devices, settle
+    from pipeline.models.process import check_devices, settle
+    from pipeline.rewards import own
 
     check_source(config.data)
+    own.search_in(config.runtime.code)
     settle(config.runtime)
     if check_devices(config.runtime).type == "cuda":
         hold_allocator(config.caps.memory_gib)
@@ -130,7 +132,7 @@ def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | N
 def execution(config: TrialConfig) -> dict[str, str]:
     """With what trials of this configuration would compute here. Raises `UserError` for GPUs that are not there."""
     from pipeline.models.precision import execution as how
-    from pipeline.stages.common import check_devices
+    from pipeline.models.process import check_devices
 
     return how(check_devices(config.runtime), config.runtime.threads, config.runtime.processes)
 

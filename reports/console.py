@@ -16,20 +16,19 @@ def report(
     profile: str | None = None,
     out: str | Path | None = None,
     *,
-    second: bool = False,
     without_missing: bool = False,
 ) -> Path:
     """Render the report of a study, given by name or YAML path, and return the path of its page.
 
-    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `second` and `without_missing`
-    see `reports.pages.fresh.current_report`. Raises `UserError` and `Damaged`.
+    `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `without_missing` see
+    `reports.pages.fresh.current_report`. Raises `UserError` and `Damaged`.
     """
     from pipeline.run.layout import Layout
     from reports.pages.fresh import current_report
     from reports.records.find import find_study
 
     found = find_study(Layout.at(out), study, profile)
-    return current_report(*found, second=second, without_missing=without_missing)
+    return current_report(*found, without_missing=without_missing)
 
 
 def judged(folder: StudyFolder, study: Study) -> dict[str, Any]:
@@ -56,8 +55,7 @@ def compare(
     from pipeline.errors import UserError
     from pipeline.run.layout import Layout
     from reports.findings.findings import analyse
-    from reports.pages.compare import Compared, comparison, folder_name, summary
-    from reports.pages.page import write_page
+    from reports.pages.compare import Compared, compare_studies
     from reports.records.find import find_study
     from reports.records.load import load_records
 
@@ -71,5 +69,4 @@ def compare(
         Compared(records, analyse(records))
         for records in (load_records(folder, study, without_missing=without_missing) for folder, study in located)
     ]
-    page = comparison(compared)
-    return write_page(page, layout.root / "compare" / folder_name(compared)), summary(page, compared)
+    return compare_studies(compared, layout.root / "compare")

@@ -17,14 +17,17 @@ def trial_config(**settings: Any) -> TrialConfig:
     """The defaults with changes; ``section__key`` stands for a dotted key. No profile is read."""
     content: dict[str, Any] = {"profile": "test"}
     for key, value in settings.items():
-        section, name = key.split("__")
-        content.setdefault(section, {})[name] = value
+        *sections, name = key.split("__")
+        around = content
+        for section in sections:
+            around = around.setdefault(section, {})
+        around[name] = value
     return TrialConfig.model_validate(content)
 
 
 def smoke(**overrides: Any) -> TrialConfig:
     """The smoke profile with changes; double underscores stand for dots."""
-    return load_config("smoke", {key.replace("__", ".", 1): value for key, value in overrides.items()})
+    return load_config("smoke", {key.replace("__", "."): value for key, value in overrides.items()})
 
 
 def publish(folder: Path) -> str:

@@ -24,52 +24,30 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+from tinytrial import CONTROLS as IN_PROCESS  # noqa: E402
+
 from pipeline.config.presets import PRESETS  # noqa: E402
 
+MOMENTS = ("before training", "first checkpoint", "later checkpoint", "after training")
 BASE: dict[str, Any] = {"train.steps": 240, "runtime.checkpoint_updates": 3}
-CONTROLS: dict[str, dict[str, Any]] = {
-    "fixed": {},
-    "adaptive": {"kl.control": "adaptive"},
-    "linear": {"kl.control": "linear", "kl.beta": 0.2},
-    "cosine": {"kl.control": "cosine", "kl.beta": 0.2},
-    "piecewise": {"kl.control": "piecewise", "kl.beta_stages": ((0.3, 0.2), (0.6, 0.0))},
-    "adaptive bonus": {"entropy.coef": 0.01, "entropy.control": "adaptive", "entropy.horizon": 100},
-    "falling bonus": {"entropy.coef": 0.05, "entropy.control": "linear"},
-    "guard": {"optimiser.guard": True},
-    "hinge": {"kl.hinge": 0.02},
-    "target": {"algorithm.target_kl": 0.005},
-    "loss": {"kl.place": "loss", "algorithm.dual_clip": 2.0},
-    "clauses in the reward": {"kl.group": "clause", "kl.group_credit": "last"},
-    "sentences in the loss": {"kl.place": "loss", "kl.loss_estimator": "k3", "kl.group": "sentence"},
-    "separate": {"critic.kind": "separate", "critic.init": "reward"},
-    "lora": {"adapter.kind": "lora", "adapter.rank": 4},
-    "few bits": {
-        "adapter.kind": "lora",
-        "adapter.quantize": "4bit",
-        "critic.kind": "separate",
-        "critic.adapter": "lora",
-        "critic.quantize": "8bit",
-    },
-    "rounded reference": {"train.frozen_dtype": "bf16"},
-    "two rounds": {"reward.rounds": 2},
+OF_STAGES: dict[str, dict[str, Any]] = {
+    "two rounds": {"reward.learned.rounds": 2},
     "against the reference": {"reward.kind": "pairwise", "reward.against": "reference"},
-    "rankings": {"reward.ranked": 4, "reward.ranking_loss": "plackett_luce"},
-    "floor": {
-        "reward.kind": "composite",
-        "reward.parts": {"learned": {"kind": "learned"}, "words": {"kind": "lexicon", "weight": 0.0}},
-        "floor.part": "words",
-        "floor.at": 1.0,
-    },
-    "replayed targets": {"critic.target": "replay", "replay.share": 0.5},
-    **{name: {"algorithm": name} for name in PRESETS if name not in ("ppo", "best_of_n")},
+    "rankings": {"reward.learned.ranked": 4, "reward.learned.ranking_loss": "plackett_luce"},
+    "separate": {"critic.kind": "separate", "critic.init": "reward"},
 }
-PRELOAD = [
+CONTROLS: dict[str, dict[str, Any]] = {
+    name: {"algorithm": name} if name in PRESETS else {key.replace("__", "."): value for key, value in knobs.items()}
+    for name, knobs in IN_PROCESS.items()
+} | OF_STAGES
+"""Those that are killed within a process too, and what only stages have."""
+MODULES = (
     "pipeline.trial",
     "pipeline.training.trainer",
     "transformers.models.qwen2.modeling_qwen2",
     "accelerate",
     "pandas",
-]
+)
 
 
 @dataclass(frozen=True)
@@ -100,7 +78,7 @@ def trial(control: str, root: Path, until: str | None = None) -> None:
 def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
     """The same in a process of its own, which finds the libraries imported: nearly all of its life is work."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload(list(MODULES))
     process: BaseProcess = context.Process(target=trial, args=(control, root, until))
     process.start()
     return process
@@ -119,12 +97,9 @@ def fingerprint(root: Path) -> dict[str, str]:
 
 def place(root: Path) -> str:
     """How far a killed trial had come."""
-    if any((root / "store" / "train").glob("*/manifest.json")):
-        return "after training"
     found = {path.name.split(".")[0] for path in (root / "store").rglob("update_*.pt")}
-    if not found:
-        return "before training"
-    return "first checkpoint" if found == {"update_00000000"} else "later checkpoint"
+    finished = any((root / "store" / "train").glob("*/manifest.json"))
+    return MOMENTS[3 if finished else min(len(found - {"update_00000000"}), 1) + bool(found)]
 
 
 def round_of_kills(control: str, kills: int, folder: Path, dice: random.Random, upstream: Path) -> Tally:
@@ -142,12 +117,7 @@ def round_of_kills(control: str, kills: int, folder: Path, dice: random.Random, 
         raise SystemExit(f"{control}: the uninterrupted trial failed")
     seconds = time.monotonic() - before
     wanted = fingerprint(whole)
-    done, trials, different, where = (
-        0,
-        0,
-        set(),
-        dict.fromkeys(("before training", "first checkpoint", "later checkpoint", "after training"), 0),
-    )
+    done, trials, different, where = 0, 0, set[str](), dict.fromkeys(MOMENTS, 0)
     while done < kills:
         root = fresh(f"cut{trials}")
         trials += 1

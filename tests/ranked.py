@@ -17,30 +17,30 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 
 
-def refuses(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
+def refuses(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
     raise UserError("train.batch_size: too small")
 
 
-def breaks(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
+def breaks(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
     if os.environ["RANK"] == "1":
         raise ValueError("the second one broke")
     time.sleep(600)
 
 
-def leaves(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
+def leaves(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
     """As a trial that a scheduler has signalled, every process of it."""
     os.kill(os.getpid(), signal.SIGTERM)
     raise Leaving
 
 
-def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> None:
+def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact) -> None:
     print("a library that prints")
     reporter.progress("train", 1, 2, "half")
     reporter.warn(f"{prompts.stage} {prompts.path.name}")
     (out / os.environ["RANK"]).write_text(json.dumps([os.environ["WORLD_SIZE"], cfg.profile]))
 
 
-def listens(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
+def listens(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
     """Joins the others, and says what they said and on which addresses this process listens."""
     import psutil
     import torch
@@ -48,14 +48,14 @@ def listens(cfg: TrialConfig, out: Path, reporter: Reporter) -> None:
     from pipeline.training.processes import Ranks
 
     ranks, rank = Ranks.of(torch.device("cpu")), os.environ["RANK"]
-    said = ranks.join_lists([f"from {rank}, \u00e9 \ud800" * (1 + int(rank)), None, {"nan": float("nan")}])
+    said = ranks.gathered([f"from {rank}, \u00e9 \ud800" * (1 + int(rank)), None, {"nan": float("nan")}])
     first = ranks.agree({"rank": rank})
     ports = [port.laddr.ip for port in psutil.Process().net_connections() if port.status == psutil.CONN_LISTEN]
     (out / f"{rank}.json").write_text(json.dumps([said, first, ports]))
     ranks.end()
 
 
-def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts: Artifact) -> None:
+def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
     """The training stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in
     rollouts (ROOM_IN)."""
     import torch
@@ -71,4 +71,4 @@ def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, **artifacts
         return real(actor, episodes)
 
     ActorCritic.hidden_and_values = limited  # type: ignore[method-assign]
-    importlib.import_module("pipeline.stages.train").one_process(cfg, out, reporter, **artifacts)
+    importlib.import_module("pipeline.stages.train").one_process(cfg, out, reporter, inputs)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import proc
+import psutil
 
 OBJECTS = 80 * 2**20
 """Bytes of a node's object store: the least that Ray takes."""
@@ -78,9 +77,9 @@ class RayNodes:
             with suppress(Exception):  # what was killed is missing
                 cluster.shutdown()
         for folder in self._folders:
-            for pid in _processes_that_name(folder):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for one in _processes_that_name(folder):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             shutil.rmtree(folder, ignore_errors=True)
         self._clusters.clear()
 
@@ -114,7 +113,9 @@ def _patiently(start: Callable[[], Any]) -> Any:
     raise TooBusy("Ray: this machine is too busy to start a node within 30 s")
 
 
-def _processes_that_name(folder: Path) -> list[int]:
+def _processes_that_name(folder: Path) -> Iterator[psutil.Process]:
     """Those with the path in their command line or their environment, but for this one."""
-    others = (pid for pid in proc.pids() if pid != os.getpid())
-    return [pid for pid in others if any(str(folder) in one for one in (*proc.environment(pid), proc.command(pid)))]
+    for one in psutil.process_iter(["environ", "cmdline"]):
+        words = [*(one.info["environ"] or {}).values(), *(one.info["cmdline"] or [])]
+        if one.pid != os.getpid() and any(str(folder) in word for word in words):
+            yield one

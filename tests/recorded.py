@@ -16,7 +16,7 @@ from helpers import write_record
 from pipeline.run import dag
 from pipeline.run.layout import Layout, StageRef, TrialRecord, write_json
 from pipeline.run.store import Artifact, Store
-from pipeline.stages import STAGES
+from pipeline.stages.graph import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 

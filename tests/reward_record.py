@@ -59,7 +59,7 @@ def recorded_reward(
     layout: Layout, study: str = "made", kind: str = "qwen2", members: int = 1, pad_is_end: bool = False
 ) -> TrialRecord:
     """Trial STUDY/base/0 with a reward stage and a tokenizer, and no other stage."""
-    config = smoke(**({"reward__ensemble": members} if members > 1 else {}))
+    config = smoke(**({"reward__learned__ensemble": members} if members > 1 else {}))
     prompts, reward = (layout.root / "store" / stage / f"{study}-{kind}" for stage in ("prompts", "reward"))
     tokenizer = train_tokenizer(TEXTS * 3, VOCAB)
     if pad_is_end:

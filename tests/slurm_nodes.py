@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-import proc
+import psutil
 from repeated import repeated
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
@@ -120,11 +120,15 @@ class SlurmNodes:
     def lose(self, node: str) -> None:
         """Have a node die with all that runs on it."""
         daemon = self._daemons.pop(node)
-        working = _processes_with(f"SLURMD_NODENAME={node}")
-        above = [parent for pid in working if "slurmstepd" in proc.command(parent := _parent(pid))]
-        for pid in [daemon.pid, *above, *working]:  # first those that would tell the controller
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        working = [one for one in self._jobs() if one.info["environ"].get("SLURMD_NODENAME") == node]
+        steps = list[psutil.Process]()
+        for one in working:
+            with suppress(psutil.NoSuchProcess):
+                steps += [above for above in one.parents() if above.name() == "slurmstepd"]
+        daemon.kill()  # first those that would tell the controller
+        for one in [*steps, *working]:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         daemon.wait(30)
 
     def ask(self, *command: str) -> str:
@@ -165,10 +169,15 @@ class SlurmNodes:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for pid in _processes_with(f"SLURM_CONF={self.configuration}"):  # a job that its daemon could not end
-            if any(one.startswith("SLURM_JOB_ID=") for one in proc.environment(pid)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for one in self._jobs():  # that their daemon could not end
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
+    def _jobs(self) -> list[psutil.Process]:
+        """Processes of jobs of this cluster, not of another one on this machine."""
+        ours = {"SLURM_CONF": str(self.configuration)}.items()
+        found = [one for one in psutil.process_iter(["environ"]) if ours <= (one.info["environ"] or {}).items()]
+        return [one for one in found if "SLURM_JOB_ID" in one.info["environ"]]
 
 
 @contextmanager
@@ -203,16 +212,6 @@ def _ports(count: int) -> list[int]:
                     server.bind(("127.0.0.1", port))
             return list(range(first, first + count))
     raise RuntimeError("no free ports")
-
-
-def _processes_with(variable: str) -> list[int]:
-    return [pid for pid in proc.pids() if variable in proc.environment(pid)]
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 def main() -> int:

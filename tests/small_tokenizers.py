@@ -6,8 +6,8 @@ import random
 import unicodedata
 from typing import Any
 
-from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
+from pipeline.data.settings import DataConfig
 
 TEXTS = load_corpus(DataConfig(sft_texts=200)).train
 ODD = "<eos>|<pad>|  |\t|\r\n|\n\n\n|\u00a0|\u200d|\0|don't|I'LL|--|12345|café|Ångström|ﬁ|漢字|🎬"

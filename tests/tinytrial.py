@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from helpers import Recorder, trial_config
 
@@ -15,20 +16,19 @@ from pipeline.config.presets import NAME, PRESETS, preset_of
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
-from pipeline.models.frozen import hold
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
 from pipeline.models.offload import Offload
-from pipeline.models.policy import ActorCritic, Episodes, response_mask
-from pipeline.models.quantization import quantize
+from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
+from pipeline.models.quantization import hold, quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
 from pipeline.training.checkpoint import Files
-from pipeline.training.given import Networks, Outcome, TrainingData
+from pipeline.training.experience import Experience, Measured, Rows
+from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
 from pipeline.training.judging import Offloaded, Scores
-from pipeline.training.reference_scores import ReferenceScores
+from pipeline.training.pairs import StoredPairs
 from pipeline.training.rounds import Round
-from pipeline.training.stored_pairs import StoredPairs
 from pipeline.training.trainer import Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
@@ -160,6 +160,27 @@ def run(folder: Path, **knobs: Any) -> tuple[Outcome, dict[int, dict[str, float]
     return outcome, merged(folder / "metrics.jsonl"), one.actor.state_dict()
 
 
+def moved(one: Trainer, by: float) -> Trainer:
+    """The trial after its policy has moved, in all weights by normal numbers of this standard deviation."""
+    with torch.no_grad():
+        for seed, parameter in enumerate(one.actor.lm.parameters()):
+            parameter.add_(by * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
+    return one
+
+
+def rows_of(
+    old: torch.Tensor, mask: torch.Tensor, ref: torch.Tensor | None = None, advantages: torch.Tensor | None = None
+) -> Rows:
+    """All responses of a rollout that is known by the numbers of its valid tokens alone, (N,) each."""
+    grid, ref = to_grid(old, mask), to_grid(old if ref is None else ref, mask)
+    worth = torch.zeros_like(grid) if advantages is None else to_grid(advantages, mask)
+    size, width = mask.shape
+    tokens = torch.zeros(size, width + 1, dtype=torch.long)
+    episodes = Episodes(tokens, torch.ones(size, 1, dtype=torch.bool), mask, torch.ones(size, dtype=torch.bool))
+    experience = Experience(episodes, Measured(grid, ref, grid * 0, grid * 0, None), worth, None, 0.0)
+    return Rows(experience, experience.extents._micro_batch(np.arange(size), torch.device("cpu")))
+
+
 def preset(name: str) -> dict[str, Any]:
     """The knobs that an algorithm's name stands for."""
     settings = preset_of((BASE["train__num_epochs"], BASE["train__num_mini_batches"]), {NAME: name})
@@ -184,22 +205,22 @@ FLOOR: dict[str, Any] = {
 }
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
-    "adaptive": {"kl__control": "adaptive", "kl__horizon": 20.0},
-    "linear": {"kl__control": "linear", "kl__beta_end": 0.5},
-    "cosine": {"kl__control": "cosine", "kl__beta_end": 0.5},
-    "piecewise": {"kl__control": "piecewise", "kl__beta_stages": ((0.4, 0.5),)},
+    "adaptive": {"kl__control": "adaptive", "kl__adaptive__horizon": 20.0},
+    "linear": {"kl__control": "linear", "kl__end": 0.5},
+    "cosine": {"kl__control": "cosine", "kl__end": 0.5},
+    "piecewise": {"kl__control": "piecewise", "kl__stages": ((0.4, 0.5),)},
     "adaptive bonus": {
         "entropy__coef": 0.1,
         "entropy__control": "adaptive",
-        "entropy__target": 3.0,
-        "entropy__horizon": 20.0,
+        "entropy__adaptive__target": 3.0,
+        "entropy__adaptive__horizon": 20.0,
     },
     "falling bonus": {"entropy__coef": 0.5, "entropy__control": "linear"},
     "floor": FLOOR,
     "guard": {"optimiser__guard": True, "optimiser__guard_steps": 5},
     "hinge": {"kl__hinge": 1e-3},
     "target": {"algorithm__target_kl": 1e-3},
-    "in the loss": {"kl__place": "loss", "algorithm__dual_clip": 2.0},
+    "in the loss": {"kl__place": "loss", "algorithm__clip__dual": 2.0},
     "clauses in the reward": {"kl__group": "clause", "kl__group_credit": "last"},
     "sentences in the loss": {"kl__place": "loss", "kl__loss_estimator": "k3", "kl__group": "sentence"},
     "separate": {"critic__kind": "separate"},
@@ -208,7 +229,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "rounded reference": {"train__frozen_dtype": "bf16"},
     **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
-    "trpo": {**preset("trpo"), "algorithm__trpo_cg_iterations": 2},  # which take most of its time
+    "trpo": {**preset("trpo"), "algorithm__trpo__cg_iterations": 2},  # which take most of its time
 }
 
 

@@ -22,7 +22,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "preference": baselines.preference,
 }
 
-# dpo and ipo have none: their losses are of pairs (`pipeline.training.pair_loss`)
+# dpo and ipo have none: their losses are of pairs (`pipeline.training.pairs`)
 SURROGATES: dict[str, Surrogate] = {
     "clip": surrogates.clipped,
     "cispo": surrogates.capped,

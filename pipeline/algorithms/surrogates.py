@@ -15,16 +15,16 @@ from pipeline.config.algorithm import AlgorithmConfig
 
 def clipped(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate, with ``dual_clip`` bounded from above too."""
-    loss, active = policy_loss(new_logprobs, batch.logprobs, batch.advantages, *cfg.epsilons)
+    loss, active = policy_loss(new_logprobs, batch.logprobs, batch.advantages, *cfg.clip.epsilons)
     metrics = {"policy/pg_clipfrac": active}
-    if cfg.dual_clip is not None:
-        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, cfg.dual_clip)
+    if cfg.clip.dual is not None:
+        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, cfg.clip.dual)
     return loss, metrics
 
 
 def capped(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
     """CISPO: the capped ratio as a constant weight of the log-probability."""
-    loss, active = capped_weight_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.ratio_cap)
+    loss, active = capped_weight_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.cispo.cap)
     return loss, {"policy/pg_clipfrac": active}
 
 

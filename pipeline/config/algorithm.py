@@ -6,9 +6,25 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Finite, Fraction, NonNegative, Positive, Section, StrictlyPositive
+from pipeline.algorithms.settings import (
+    ADAM_MOVES_THE_POLICY,
+    CispoSettings,
+    ClipSettings,
+    KlPenaltySettings,
+    TrpoSettings,
+    VStarSettings,
+)
+from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.effects import Always, Chosen, Config, When, setting
+from pipeline.config.networks import FITTED_CRITIC, SEPARATE, TRAINED
 from pipeline.config.presets import ADVANTAGES, PAIRWISE, PRESETS
 
+COMMON_RATE = When(
+    "algorithm.trust_region other than trpo, or a critic without critic.lr or critic.head_lr",
+    lambda config: config.algorithm.trust_region != "trpo" or None in (config.critic.lr, config.critic.head_lr),
+    "algorithm.trust_region",
+)
+GUARD = setting("optimiser.guard", True)
 LARGEST_MEAN_CLIP = 0.02
 """Above it, a clip range on a response's mean ratio is one that was meant for tokens."""
 
@@ -16,10 +32,10 @@ LARGEST_MEAN_CLIP = 0.02
 class AlgorithmConfig(Section):
     """What the policy's loss is made of. An arm may write ``algorithm: grpo`` for ``algorithm.name: grpo``."""
 
-    name: Literal[tuple(PRESETS)] = Field(  # type: ignore[valid-type]
+    name: Annotated[Literal[tuple(PRESETS)], Always()] = Field(  # type: ignore[valid-type]
         "ppo", description="; ".join(f"{name}: {preset.summary}" for name, preset in PRESETS.items())
     )
-    advantage: Literal[tuple(ADVANTAGES)] = Field(  # type: ignore[valid-type]
+    advantage: Annotated[Literal[tuple(ADVANTAGES)], Always()] = Field(  # type: ignore[valid-type]
         "gae", description="; ".join(f"{name}: {need.summary}" for name, need in ADVANTAGES.items())
     )
     ratio: Literal["token", "sequence_mean", "sequence_sum", "none"] = Field(
@@ -32,7 +48,7 @@ class AlgorithmConfig(Section):
     trust_region: Literal["clip", "cispo", "none", "kl_penalty", "trpo", "dpo", "ipo"] = Field(
         "clip",
         description=(
-            "clip: no gain from a ratio beyond the clip range; cispo: the ratio, capped at ratio_cap, is a constant"
+            "clip: no gain from a ratio beyond the clip range; cispo: the ratio, capped at cispo.cap, is a constant"
             " weight; none: no bound; kl_penalty: adaptive penalty on the KL from the rollout's policy; trpo: one"
             " natural-gradient step per rollout, with a bound on the exact KL; dpo, ipo: no bound, a loss of the margin"
             " between the two responses to a prompt"
@@ -45,58 +61,23 @@ class AlgorithmConfig(Section):
             " 1 / (B x train.response_length)"
         ),
     )
-    cliprange: StrictlyPositive = Field(0.2, description="epsilon")
-    cliprange_high: StrictlyPositive | None = Field(
-        None, description="epsilon above 1, where it is not the one below; none: cliprange"
+    clip: Annotated[ClipSettings, Chosen("trust_region")] = ClipSettings()
+    cispo: Annotated[CispoSettings, Chosen("trust_region")] = CispoSettings()
+    kl_penalty: Annotated[KlPenaltySettings, Chosen("trust_region")] = KlPenaltySettings()
+    trpo: Annotated[TrpoSettings, Chosen("trust_region")] = TrpoSettings()
+    v_star: Annotated[VStarSettings, Chosen("advantage")] = VStarSettings()
+    gamma: Annotated[Fraction, setting("algorithm.advantage", "gae", "reinforce_pp")] = Field(
+        1.0, description="discount factor per token"
     )
-    ratio_cap: StrictlyPositive = Field(5.0, description="cispo: the largest weight that a ratio can have")
-    old_kl_coef: StrictlyPositive = Field(
-        1.0, description="kl_penalty: weight of the KL from the rollout's policy in the first update"
+    gae_lambda: Annotated[Fraction, setting("algorithm.advantage", "gae", "replay")] = Field(
+        0.95, description="lambda of the advantages"
     )
-    old_kl_target: StrictlyPositive = Field(
-        0.01,
-        description=(
-            "kl_penalty: nats per token; the weight doubles after an update whose KL is above 1.5 times this, and"
-            " halves after one whose KL is below this / 1.5"
-        ),
-    )
-    trpo_delta: StrictlyPositive = Field(
-        0.01, description="trpo: nats per token; the largest mean KL from the rollout's policy after a step"
-    )
-    trpo_damping: NonNegative = Field(
-        0.1, description="trpo: multiple of the identity that is added to the Fisher matrix"
-    )
-    trpo_cg_iterations: Positive = Field(
-        10, description="trpo: conjugate-gradient iterations, one Fisher-vector product over the rollout each"
-    )
-    trpo_line_search: Positive = Field(
-        10, description="trpo: most step lengths that are tried; each is 0.8 times the one before"
-    )
-    dual_clip: Annotated[Finite, Field(gt=1.0)] | None = Field(
-        None,
-        description=(
-            "c: where the advantage is negative, the loss of a token or response is at most c times its size; none: no"
-            " limit"
-        ),
-    )
-    gamma: Fraction = Field(1.0, description="discount factor per token")
-    gae_lambda: Fraction = Field(0.95, description="lambda of the advantages")
-    value_lambda: Fraction | None = Field(
+    value_lambda: Annotated[Fraction | None, *FITTED_CRITIC] = Field(
         None, description="lambda of the returns that the critic is fitted to; none: gae_lambda"
     )
-    # 0.5, as published, is biased too much for the few samples that are affordable: for normal scores 8 of them give
-    # 0.70 of V* = 1.00; at 1.0 it is 0.41 of 0.50, and 16 samples give 0.45.
-    v_star_beta: StrictlyPositive = Field(
-        1.0,
-        description=(
-            "v_star: beta_1, the temperature of the soft maximum; a small one approaches the best score of a prompt, a"
-            " large one the mean score"
-        ),
+    whiten_rewards: Annotated[bool, setting("algorithm.advantage", "gae")] = Field(
+        False, description="scale the rewards of a rollout to variance 1; their mean stays"
     )
-    v_star_samples: Positive | None = Field(
-        None, description="v_star: samples of each prompt that are used, at most values.samples; none: all of them"
-    )
-    whiten_rewards: bool = Field(False, description="scale the rewards of a rollout to variance 1; their mean stays")
     whiten_advantages: bool = Field(
         True,
         description=(
@@ -104,7 +85,7 @@ class AlgorithmConfig(Section):
             " the ratio is of a response"
         ),
     )
-    target_kl: StrictlyPositive | None = Field(
+    target_kl: Annotated[StrictlyPositive | None, ADAM_MOVES_THE_POLICY] = Field(
         None, description="nats per token: the epochs end before a step whose approxkl is above 1.5 times this"
     )
 
@@ -128,11 +109,6 @@ class AlgorithmConfig(Section):
         """Whether the trial takes gradient steps."""
         return ADVANTAGES[self.advantage].learns
 
-    @property
-    def epsilons(self) -> tuple[float, float]:
-        """The clip range below and above 1."""
-        return self.cliprange, self.cliprange if self.cliprange_high is None else self.cliprange_high
-
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         if self.ratio == "none" and self.trust_region != "none":
@@ -154,10 +130,14 @@ class AlgorithmConfig(Section):
                 f"ratio '{self.ratio}' needs one advantage for a whole response, and advantage '{self.advantage}' gives"
                 " every token its own; use ratio: token or none"
             )
-        if self.ratio == "sequence_mean" and self.trust_region == "clip" and max(self.epsilons) > LARGEST_MEAN_CLIP:
+        if (
+            self.ratio == "sequence_mean"
+            and self.trust_region == "clip"
+            and max(self.clip.epsilons) > LARGEST_MEAN_CLIP
+        ):
             raise ValueError(
-                f"cliprange {max(self.epsilons):g} never clips a ratio that is averaged over a response: it leaves 1 by"
-                " about 0.001; use 3e-4 and cliprange_high 4e-4, as GSPO does"
+                f"clip.epsilon {max(self.clip.epsilons):g} never clips a ratio that is averaged over a response: it"
+                " leaves 1 by about 0.001; use 3e-4 and epsilon_high 4e-4, as GSPO does"
             )
         return self
 
@@ -165,27 +145,99 @@ class AlgorithmConfig(Section):
 class OptimiserConfig(Section):
     """Adam, its learning rate and what holds it back."""
 
-    lr: NonNegative = Field(1e-4, description="learning rate of the policy network")
+    lr: Annotated[NonNegative, COMMON_RATE] = Field(1e-4, description="learning rate of the policy network")
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear: falls to 0 at the last step")
     adam_eps: StrictlyPositive = Field(1e-5, description="of Adam")
     max_grad_norm: StrictlyPositive = Field(
         1.0, description="gradients with a larger global norm are scaled down to it"
     )
-    clip_norms: Literal["apart", "together"] = Field(
+    clip_norms: Annotated[Literal["apart", "together"], SEPARATE, TRAINED, ADAM_MOVES_THE_POLICY] = Field(
         "apart",
         description=(
             "of a separate critic; apart: max_grad_norm holds for policy and critic each; together: for both as one"
         ),
     )
-    guard: bool = Field(
+    guard: Annotated[bool, ADAM_MOVES_THE_POLICY] = Field(
         False,
         description=(
             "reduce the learning rate of the policy, and of a critic on its trunk, when the KL per token of a rollout"
             " exceeds guard_kl"
         ),
     )
-    guard_kl: StrictlyPositive = Field(0.015, description="nats per token")
-    guard_factor: Fraction = Field(0.5, description="factor by which the guard reduces the learning rate")
-    guard_steps: Positive = Field(
+    guard_kl: Annotated[StrictlyPositive, GUARD, ADAM_MOVES_THE_POLICY] = Field(0.015, description="nats per token")
+    guard_factor: Annotated[Fraction, GUARD, ADAM_MOVES_THE_POLICY] = Field(
+        0.5, description="factor by which the guard reduces the learning rate"
+    )
+    guard_steps: Annotated[Positive, GUARD, ADAM_MOVES_THE_POLICY] = Field(
         100, description="number of gradient steps for which the guard reduces the learning rate"
     )
+
+
+def check_advantage(config: Config) -> None:
+    """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it would not ask."""
+    advantage, critic, responses = config.algorithm.advantage, config.critic.kind, config.train.responses_per_prompt
+    need = ADVANTAGES[advantage]
+    if critic not in need.critics:
+        raise ValueError(f"critic.kind '{critic}' is not for advantage '{advantage}': use {' or '.join(need.critics)}")
+    if responses < need.least_responses:
+        raise ValueError(
+            f"train.responses_per_prompt {responses}: advantage '{advantage}' compares the responses to one prompt with"
+            f" each other, so it needs at least {need.least_responses}"
+        )
+    if need.most_responses is not None and responses > need.most_responses:
+        raise ValueError(
+            f"train.responses_per_prompt {responses}: advantage '{advantage}' is of pairs; use {need.most_responses}"
+        )
+    if need.replay and config.replay.share < 1:
+        raise ValueError(
+            f"algorithm.advantage 'replay' needs values in every episode, and replay.share is {config.replay.share:g};"
+            " use 1, or a critic with critic.target: replay"
+        )
+
+
+def check_ratio(config: Config) -> None:
+    """Raise `ValueError` where a ratio does not fit the passes over a rollout, or the place of the KL penalty."""
+    algorithm, kl, epochs = config.algorithm, config.kl, config.train.num_epochs
+    if algorithm.ratio == "none" and epochs > 1 and not kl.squares_throughout:
+        unless = ", or a kl.beta above 0 in every update" * kl.by_sequence
+        raise ValueError(
+            f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is {epochs};"
+            f" use 1, or ratio: token{unless}"
+        )
+    if algorithm.by_sequence and kl.place == "reward":
+        raise ValueError(
+            f"algorithm.ratio '{algorithm.ratio}' needs one advantage for a whole response, and a KL penalty in the"
+            " reward gives every token its own; use kl.place: score or loss"
+        )
+
+
+def check_natural_step(config: Config) -> None:
+    """Raise `ValueError` where ``trust_region: trpo`` cannot take its step, or leaves the optimiser nothing to do."""
+    if config.algorithm.trust_region != "trpo":
+        return
+    critic, quantize, kl = config.critic, config.adapter.quantize, config.kl
+    if critic.kind == "none":
+        raise ValueError(
+            "trust_region 'trpo' takes one step of the policy per rollout, and the other gradient steps train a critic;"
+            " critic.kind is 'none'; use advantage: gae and critic.kind: separate"
+        )
+    if critic.kind == "shared":
+        raise ValueError(
+            "trust_region 'trpo' moves the policy's trunk by a natural-gradient step, which would move the values of a"
+            " shared critic too; use critic.kind: separate"
+        )
+    if not critic.vf_coef:
+        raise ValueError(
+            "trust_region 'trpo' leaves the optimiser the critic alone, and critic.vf_coef 0 does not train it; use"
+            " critic.vf_coef above 0"
+        )
+    if quantize != "none":
+        raise ValueError(
+            f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have;"
+            " use quantize: none"
+        )
+    if kl.grouped_in("loss"):
+        raise ValueError(
+            f"trust_region 'trpo' measures its objective token by token, and kl.group '{kl.group}' in the loss is of"
+            " several; use kl.group: token, or kl.place: reward"
+        )

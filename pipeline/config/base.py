@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""What pins a repository of the hub."""
 MOST = 10**12
 """The largest value of a setting; seeds may be larger."""
 Seed = Annotated[int, Field(ge=0, le=10**18)]
@@ -19,6 +23,8 @@ Tokens = Annotated[int, Field(gt=0, le=2**17)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0.0)]
+Stages = tuple[tuple[Fraction, NonNegative], ...]
+"""Of a piecewise schedule: pairs [fraction, value], the value from that fraction of the trial on."""
 StrictlyPositive = Annotated[Finite, Field(gt=0.0)]
 
 
@@ -48,6 +54,18 @@ def _make_strict(schema: Any) -> None:
     elif isinstance(schema, list | tuple):
         for part in schema:
             _make_strict(part)
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def replaced(section: S, changes: Mapping[str, Any]) -> S:
+    """A copy with the values of some dotted keys changed, which are not checked."""
+    for key, value in changes.items():
+        name, _, inner = key.partition(".")
+        own = replaced(getattr(section, name), {inner: value}) if inner else value
+        section = section.model_copy(update={name: own})
+    return section
 
 
 class Section(BaseModel):

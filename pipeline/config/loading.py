@@ -5,12 +5,13 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.base import Section
+from pydantic import BaseModel
+
 from pipeline.config.effects import inert, value_at
 from pipeline.config.messages import ConfigFault, unknown_key, validated
 from pipeline.config.names import nearest
@@ -23,10 +24,8 @@ from pipeline.named_files import require_file
 from pipeline.wording import shown
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-OPTIONAL = ("reward.ocr", "judge.ocr")
-"""Keys whose values are sections that only some configurations have: their entries can be set where there is none."""
-MAPPINGS = ("reward.parts", "judge.also", *OPTIONAL)
-"""Keys whose values are mappings, with names of the user's or sections: single entries of them can be changed too."""
+MAPPINGS = ("reward.parts", "reward.settings", "judge.also", "judge.settings")
+"""Keys whose values are mappings with names of the user's: single entries of them can be changed too."""
 
 
 def profile_names() -> list[str]:
@@ -34,14 +33,15 @@ def profile_names() -> list[str]:
     return sorted(path.stem for path in PROFILES.glob("*.yaml"))
 
 
-def dotted_keys() -> list[str]:
+def dotted_keys(model: type[BaseModel] = TrialConfig, prefix: str = "") -> list[str]:
     """Every key that ``--set`` and a study's arms can name."""
-    return [
-        f"{section}.{name}"
-        for section, info in TrialConfig.model_fields.items()
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-        for name in info.annotation.model_fields
-    ]
+    keys: list[str] = []
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            keys += dotted_keys(info.annotation, f"{prefix}{name}.")
+        elif prefix:
+            keys.append(f"{prefix}{name}")
+    return keys
 
 
 def load_config(
@@ -93,34 +93,38 @@ def _steps_per_update(content: Mapping[str, Any]) -> tuple[int, int]:
 
 def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigFault]]:
     """The sections with dotted keys changed, and a fault for each key that cannot be."""
-    sections, faults = dict(content), []
+    faults = []
     for key, value in changes.items():
         try:
             check_key(key)
-            section, name, *inner = key.split(".")
-            old = sections.get(section, {}).get(name)
-            if old is None and f"{section}.{name}" in OPTIONAL:
-                old = {}
-            sections[section] = {**sections.get(section, {}), name: _with(old, inner, value, key)}
+            content = _with(content, key.split("."), value, key)
         except UserError as error:
             faults.append(ConfigFault((key,), str(error)))
-    return sections, faults
+    return content, faults
 
 
 def _inert(config: TrialConfig, under: dict[str, Any], overrides: Mapping[str, Any]) -> list[ConfigFault]:
     """Overrides that have no effect in `config`; those that repeat what is under them are none."""
-    idle = {key: why for key in overrides if (why := inert(config, key))}
+    idle = [(key, leaf, why) for key, value in overrides.items() for leaf, why in _idle(config, key, value)]
     base = validated(TrialConfig, under)[0] if idle else None
     return [
         ConfigFault((key,), why)
-        for key, why in idle.items()
-        if base is None or value_at(base, key) != value_at(config, key)
+        for key, leaf, why in idle
+        if base is None or value_at(base, leaf) != value_at(config, leaf)
     ]
 
 
+def _idle(config: TrialConfig, key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The keys in an override, which can be a mapping, that have no effect, and why."""
+    if why := inert(config, key):
+        yield key, why
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _idle(config, f"{key}.{name}", inner)
+
+
 def check_key(key: str) -> None:
-    """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``, ``reward.ocr.blur``) it
-    may go on."""
+    """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``) it may go on."""
     if fault := _key_fault(key):
         raise UserError(fault)
 
@@ -139,17 +143,21 @@ def _override(fault: ConfigFault, changes: Mapping[str, Any]) -> tuple[str, ...]
     return next(((way,) for way in ways if way in changes), ())
 
 
-def _with(old: Any, inner: list[str], value: Any, key: str) -> Any:
-    """`old` with the entry at `inner` replaced; `value` itself where `inner` is empty."""
-    if not inner:
-        return value
-    name, *deeper = inner
-    if not isinstance(old, Mapping) or (deeper and name not in old):
-        names = list(old) if isinstance(old, Mapping) else []
-        raise UserError(
-            f"{key}: there is no '{name}' to change{nearest(name, names)}; there are: {', '.join(names) or 'none'}"
-        )
-    return {**old, name: _with(old.get(name), deeper, value, key)}
+def _with(old: Mapping[str, Any], path: list[str], value: Any, key: str) -> dict[str, Any]:
+    """`old` with the entry at `path` replaced. A section that is not there begins empty, but a name of the user's in a
+    mapping must be there. Raises `UserError`."""
+    name, *deeper = path
+    if not deeper:
+        return {**old, name: value}
+    below, outer = old.get(name), ".".join(key.split(".")[: -len(path)])
+    if not isinstance(below, Mapping):
+        if outer in MAPPINGS:
+            raise UserError(
+                f"{key}: there is no '{name}' to change{nearest(name, list(old))}; there are:"
+                f" {', '.join(old) or 'none'}"
+            )
+        below = {}
+    return {**old, name: _with(below, deeper, value, key)}
 
 
 @lru_cache(maxsize=16)

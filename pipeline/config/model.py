@@ -6,18 +6,29 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import Fraction, Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width
+from pipeline.config.base import Layers, Positive, Section, Seed, StrictlyPositive, Tokens, Width
+from pipeline.config.effects import When, absent, given
+
+SCRATCH = absent("model.base")
+SFT = When(
+    "sft.steps above 0, or a scratch trunk of the reward that learns the texts",
+    lambda config: config.sft.steps > 0 or config.reward_pretraining is not None,
+    "sft.steps",
+)
+TRAINED_OR_SCRATCH = When(
+    "sft.steps above 0 or no model.base", lambda config: config.sft.steps > 0 or config.model.base is None, "sft.steps"
+)
 
 
 class ModelConfig(Section):
     """The policy's network: a pretrained base, or a Qwen2-architecture model from scratch."""
 
     base: str | None = Field(None, description="hub id or local folder; none builds a scratch Qwen2 of the sizes below")
-    revision: str | None = Field(None, description="pinned commit of the base")
-    hidden_size: Width = Field(96, description="width of a scratch model")
-    layers: Layers = Field(2, description="layers of a scratch model")
-    heads: Layers = Field(4, description="attention heads of a scratch model")
-    intermediate_size: Width = Field(256, description="width of its gated MLP")
+    revision: Annotated[str | None, given("model.base")] = Field(None, description="pinned commit of the base")
+    hidden_size: Annotated[Width, SCRATCH] = Field(96, description="width of a scratch model")
+    layers: Annotated[Layers, SCRATCH] = Field(2, description="layers of a scratch model")
+    heads: Annotated[Layers, SCRATCH] = Field(4, description="attention heads of a scratch model")
+    intermediate_size: Annotated[Width, SCRATCH] = Field(256, description="width of its gated MLP")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -30,9 +41,10 @@ class SftConfig(Section):
     """Supervised fine-tuning that makes the reference snapshot."""
 
     steps: Annotated[int, Field(ge=0)] = Field(400, description="gradient steps; 0 leaves the base as it is")
-    batch_size: Positive = Field(64, description="texts in one step")
+    batch_size: Annotated[Positive, SFT] = Field(64, description="texts in one step")
     max_tokens: Annotated[Tokens, Field(ge=2)] = Field(64, description="texts are cut to this many tokens")
-    lr: StrictlyPositive = Field(3e-3, description="peak learning rate")
-    warmup: Fraction = Field(0.05, description="fraction of the steps with rising learning rate; cosine to 10 % after")
-    weight_decay: NonNegative = Field(0.01, description="of AdamW")
-    seed: Seed = Field(0, description="of initialisation and of the order of texts")
+    lr: Annotated[StrictlyPositive, SFT] = Field(
+        3e-3,
+        description="peak learning rate of AdamW: it rises for 5 % of the steps, then falls to a tenth as a cosine",
+    )
+    seed: Annotated[Seed, TRAINED_OR_SCRATCH] = Field(0, description="of initialisation and of the order of texts")

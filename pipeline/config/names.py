@@ -14,30 +14,31 @@ TRAINING = ("train", "algorithm", "kl", "optimiser", "critic", "adapter", "entro
 WORDS: dict[str, tuple[str, ...]] = {
     "beta": ("kl.beta",),
     "lambda": ("algorithm.gae_lambda",),
-    "epsilon": ("algorithm.cliprange",),
+    "epsilon": ("algorithm.clip.epsilon",),
     "c1": ("critic.vf_coef",),
     "c2": ("entropy.coef",),
     "β": ("kl.beta",),
     "λ": ("algorithm.gae_lambda",),
-    "ε": ("algorithm.cliprange",),
+    "ε": ("algorithm.clip.epsilon",),
     "γ": ("algorithm.gamma",),
     "lam": ("algorithm.gae_lambda",),
-    "eps": ("algorithm.cliprange",),
-    "clip": ("algorithm.cliprange",),
-    "clip_range": ("algorithm.cliprange",),
-    "clip_ratio": ("algorithm.cliprange",),
-    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "clip_higher"), ("algorithm.cliprange_high",)),
+    "eps": ("algorithm.clip.epsilon",),
+    "clip": ("algorithm.clip.epsilon",),
+    "cliprange": ("algorithm.clip.epsilon",),
+    "clip_range": ("algorithm.clip.epsilon",),
+    "clip_ratio": ("algorithm.clip.epsilon",),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "clip_higher"), ("algorithm.clip.epsilon_high",)),
     **dict.fromkeys(("loss_type", "loss_agg_mode"), ("algorithm.aggregation",)),
     "importance_sampling_level": ("algorithm.ratio",),
-    **dict.fromkeys(("beta1", "beta_1", "b1", "β1", "β₁"), ("algorithm.v_star_beta",)),
+    **dict.fromkeys(("beta1", "beta_1", "b1", "β1", "β₁"), ("algorithm.v_star.beta",)),
     **dict.fromkeys(("beta2", "beta_2", "b2", "β2", "β₂"), ("kl.beta",)),
     **dict.fromkeys(("num_ref_samples", "ref_samples", "num_reference_samples"), ("values.samples",)),
     **dict.fromkeys(("frozen_dtype", "ref_dtype", "reference_dtype"), ("train.frozen_dtype",)),
     **dict.fromkeys(("offload", "param_offload", "ref_offload", "cpu_offload"), ("runtime.offload_reference",)),
     "scale_rewards": ("algorithm.advantage",),
     **dict.fromkeys(("kl_coef", "init_kl_coef"), ("kl.beta",)),
-    "kl_target": ("kl.target",),
-    "kl_horizon": ("kl.horizon",),
+    "kl_target": ("kl.adaptive.target",),
+    "kl_horizon": ("kl.adaptive.horizon",),
     "num_ppo_epochs": ("train.num_epochs",),
     "cliprange_value": ("critic.cliprange",),
     "critic_lr": ("critic.lr",),
@@ -45,8 +46,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "lora_alpha": ("adapter.alpha",),
     "value_coef": ("critic.vf_coef",),
     **dict.fromkeys(("ent_coef", "entropy_coef", "entropy_coeff", "entropy_bonus"), ("entropy.coef",)),
-    "epochs": ("train.num_epochs", "reward.epochs"),
-    "learning_rate": ("optimiser.lr", "sft.lr", "reward.lr"),
+    "epochs": ("train.num_epochs", "reward.learned.epochs"),
+    "learning_rate": ("optimiser.lr", "sft.lr", "reward.learned.lr"),
     "max_new_tokens": ("train.response_length",),
     "max_steps": ("train.steps", "sft.steps"),
     "model_name_or_path": ("model.base",),
@@ -62,7 +63,8 @@ REMARKS: dict[str, str] = {"c1": " (of half the squared error: give twice a reci
 """What to say of a word whose key does not mean quite the same."""
 
 SYMBOLS = (
-    f"beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.cliprange, c1 = critic.vf_coef{REMARKS['c1']}"
+    "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.clip.epsilon, c1 ="
+    f" critic.vf_coef{REMARKS['c1']}"
 )
 """The four that every paper on PPO uses, for help texts and templates."""
 
@@ -95,7 +97,7 @@ def meant_key(key: str, known: Sequence[str]) -> str:
             f"; '{key}' is a section: name its keys with a dot, for example"
             f" '{next(dotted for dotted in known if dotted.startswith(f'{key}.'))}'"
         )
-    if same := meant(name, of_section) if section else meant(name, known):
+    if section and (same := meant(name, of_section)):
         return f"; did you mean {either(same)}?"
     if words := [dotted for dotted in WORDS.get(name.lower(), ()) if dotted in known]:
         return (

@@ -6,63 +6,86 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.effects import Always, Config, When, above, setting
+from pipeline.config.replay import teaches
+
+CRITIC = setting("critic.kind", "shared", "separate")
+SEPARATE = setting("critic.kind", "separate")
+TRAINED = above("critic.vf_coef")
+FITTED_CRITIC = (CRITIC, TRAINED)
+KIND_MATTERS = When(
+    "critic.vf_coef above 0 or critic.init: reward (any other critic stays at 0)",
+    lambda config: config.critic.vf_coef > 0 or config.critic.kind == "none" or config.critic.starts_as_reward,
+    "critic.vf_coef",
+)
+ADAPTERS = When(
+    "adapter.kind: lora",
+    lambda config: config.adapter.kind == "lora" or config.critic.has_adapter,
+    "adapter.kind",
+)
 
 
 class CriticConfig(Section):
     """The learned value function, where the algorithm has one."""
 
-    kind: Literal["shared", "separate", "none"] = Field(
+    kind: Annotated[Literal["shared", "separate", "none"], KIND_MATTERS] = Field(
         "shared",
         description="shared: value head on the policy's trunk; separate: a trunk of its own; none: no value function",
     )
-    init: Literal["reference", "reward"] = Field("reference", description="what a separate critic starts as")
-    vf_coef: NonNegative = Field(
+    init: Annotated[Literal["reference", "reward"], SEPARATE] = Field(
+        "reference", description="what a separate critic starts as"
+    )
+    vf_coef: Annotated[NonNegative, CRITIC] = Field(
         0.1,
         description=(
             "c1, the weight of half the squared error; if a recipe's c1 weighs the squared error itself, set twice its"
             " value"
         ),
     )
-    target: Literal["returns", "replay"] = Field(
+    target: Annotated[Literal["returns", "replay"], CRITIC, TRAINED] = Field(
         "returns",
         description="returns: returns by GAE; replay: where a state was replayed, the mean of its samples",
     )
-    cliprange: StrictlyPositive = Field(
+    cliprange: Annotated[StrictlyPositive, CRITIC, TRAINED] = Field(
         0.2, description="how far a value may move from that of the rollout before its error is clipped"
     )
-    lr: NonNegative | None = Field(
+    lr: Annotated[NonNegative | None, SEPARATE, TRAINED] = Field(
         None, description="learning rate of a separate critic's trunk, on the same schedule; none: optimiser.lr"
     )
-    pretraining_steps: Annotated[int, Field(ge=0)] = Field(
+    pretraining_steps: Annotated[int, Field(ge=0), CRITIC] = Field(
         0,
         description=(
             "value pre-training: steps on scored samples of the reference (section values), train.batch_size of them"
             " each, before the policy moves; of a shared critic its head alone"
         ),
     )
-    pretraining_lr: StrictlyPositive = Field(1e-3, description="learning rate of value pre-training")
-    warmup_steps: Annotated[int, Field(ge=0)] = Field(
+    pretraining_lr: Annotated[StrictlyPositive, CRITIC, above("critic.pretraining_steps")] = Field(
+        1e-3, description="learning rate of value pre-training"
+    )
+    warmup_steps: Annotated[int, Field(ge=0), CRITIC, TRAINED, ADAM_MOVES_THE_POLICY] = Field(
         0,
         description=(
             "gradient steps at the beginning that move the critic alone: a separate one, or the head of a shared one;"
             " they count as the others do"
         ),
     )
-    head_lr: NonNegative | None = Field(
+    head_lr: Annotated[NonNegative | None, CRITIC, TRAINED] = Field(
         None, description="learning rate of the value head, on the same schedule; none: optimiser.lr"
     )
-    adapter: Literal["none", "lora"] = Field(
+    adapter: Annotated[Literal["none", "lora"], SEPARATE] = Field(
         "none", description="lora: of a separate critic's trunk train a low-rank adapter, and its head"
     )
-    adapter_rank: Positive = Field(16, description="width of the critic's adapter")
-    adapter_alpha: StrictlyPositive = Field(
-        32.0, description="what the critic's adapter adds is multiplied by adapter_alpha / adapter_rank"
-    )
-    quantize: Literal["none", "8bit", "4bit"] = Field(
+    quantize: Annotated[Literal["none", "8bit", "4bit"], SEPARATE, setting("critic.adapter", "lora")] = Field(
         "none",
         description="8bit, 4bit: hold the frozen weights of a separate critic in int8 or NF4; needs adapter: lora",
     )
+
+    @property
+    def starts_as_reward(self) -> bool:
+        """Whether the critic is the reward model at the start."""
+        return self.kind == "separate" and self.init == "reward"
 
     @property
     def has_adapter(self) -> bool:
@@ -78,12 +101,14 @@ class CriticConfig(Section):
 class AdapterConfig(Section):
     """Which weights of the policy are trained."""
 
-    kind: Literal["none", "lora"] = Field(
+    kind: Annotated[Literal["none", "lora"], Always()] = Field(
         "none", description="lora: train a low-rank adapter; the network without it is the reference"
     )
-    rank: Positive = Field(16, description="width of the adapter")
-    alpha: StrictlyPositive = Field(32.0, description="the adapter's output is multiplied by alpha / rank")
-    quantize: Literal["none", "4bit"] = Field(
+    rank: Annotated[Positive, ADAPTERS] = Field(16, description="width of the adapter, of policy and critic")
+    alpha: Annotated[StrictlyPositive, ADAPTERS] = Field(
+        32.0, description="the adapter's output is multiplied by alpha / rank"
+    )
+    quantize: Annotated[Literal["none", "4bit"], Always()] = Field(
         "none", description="4bit: hold the frozen weights of policy and reference in NF4; needs kind: lora"
     )
     frozen_layers: Annotated[int, Field(ge=0)] = Field(
@@ -99,3 +124,48 @@ class AdapterConfig(Section):
         if self.kind == "lora" and self.frozen_layers:
             raise ValueError("frozen_layers and kind: lora exclude each other; an adapter freezes every layer already")
         return self
+
+
+def check_critic(config: Config) -> None:
+    """Raise `ValueError` for a critic without a source, in other units than its rewards, or that never leaves the
+    policy a step."""
+    critic, reward = config.critic, config.reward
+    if critic.warmup_steps >= config.train.steps:
+        raise ValueError(
+            f"critic.warmup_steps {critic.warmup_steps} leaves the policy none of train.steps {config.train.steps}; use"
+            " fewer"
+        )
+    in_score_units = {
+        "critic.target 'replay'": teaches(config),
+        "critic.pretraining_steps": config.pretrains_critic,
+        "critic.init 'reward'": critic.starts_as_reward,
+    }
+    found = [key for key, holds in in_score_units.items() if holds]
+    if found and config.algorithm.whiten_rewards:
+        raise ValueError(
+            f"the critic has score units ({', '.join(found)}), and algorithm.whiten_rewards divides its rewards by"
+            " their standard deviation; use whiten_rewards: false"
+        )
+    if not critic.starts_as_reward:
+        return
+    if reward.kind != "learned":
+        raise ValueError(
+            f"critic.init 'reward' needs a reward that is a network with a score, reward.kind is '{reward.kind}'; use"
+            " learned"
+        )
+    if reward.against != "none":
+        raise ValueError(
+            "critic.init 'reward' starts the critic at the reward model's score, and with reward.against"
+            f" '{reward.against}' the reward is this score less that of opponents; use critic.init: reference, or"
+            " against: none"
+        )
+    if reward.learned.ensemble > 1:
+        raise ValueError(
+            f"critic.init 'reward' needs one reward model, reward.learned.ensemble is {reward.learned.ensemble}; use"
+            " critic.init: reference"
+        )
+    if reward.learned.trunk != "reference":
+        raise ValueError(
+            f"critic.init 'reward' needs a reward model of the policy's shape, reward.learned.trunk is"
+            f" '{reward.learned.trunk}'; use critic.init: reference"
+        )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from pipeline.config.effects import Config
 from pipeline.config.presets import PAIRWISE
-from pipeline.config.rewards import LEARNED, is_judged
-
-Config = Any
-"""A `pipeline.config.trial.TrialConfig`, or a stage's view of one."""
+from pipeline.rewards.kinds import TRAINED
+from pipeline.rewards.learned_settings import is_judged
 
 
 def only_watched(config: Config) -> bool:
@@ -71,10 +68,10 @@ def _check_loss(config: Config) -> None:
 
 
 def _check_stored(config: Config) -> None:
-    if config.reward.kind not in LEARNED:
+    if config.reward.kind not in TRAINED:
         raise ValueError(
             "train.data 'pairs' are those that a reward was learned from, and reward.kind is"
-            f" '{config.reward.kind}'; use {' or '.join(LEARNED)}, or train.data: rollouts"
+            f" '{config.reward.kind}'; use {' or '.join(TRAINED)}, or train.data: rollouts"
         )
     if config.reward.preferences == "labels":
         raise ValueError(

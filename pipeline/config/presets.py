@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config.kl import KlConfig
 from pipeline.errors import UserError
 
 SHORT, NAME = "algorithm", "algorithm.name"
@@ -174,8 +173,8 @@ PRESETS: dict[str, Preset] = {
         {
             **_GRPO,
             "algorithm.ratio": "sequence_mean",
-            "algorithm.cliprange": 3e-4,
-            "algorithm.cliprange_high": 4e-4,
+            "algorithm.clip.epsilon": 3e-4,
+            "algorithm.clip.epsilon_high": 4e-4,
         },
     ),
     "cispo": Preset(
@@ -189,7 +188,7 @@ PRESETS: dict[str, Preset] = {
         {
             **_GRPO,
             "algorithm.aggregation": "token_mean",
-            "algorithm.cliprange_high": 0.28,
+            "algorithm.clip.epsilon_high": 0.28,
             "train.missing_eos": "none",
             "train.overlong_share": 0.2,
         },
@@ -267,48 +266,3 @@ def preset_of(steps_per_update: tuple[int, int], *changes: Mapping[str, Any]) ->
     if (own := settings.get("train.num_epochs")) is not None:
         settings["train.num_mini_batches"] = epochs * mini_batches // own
     return settings
-
-
-def check_needs(advantage: str, critic: str, responses: int) -> None:
-    """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it would not ask."""
-    need = ADVANTAGES[advantage]
-    if critic not in need.critics:
-        raise ValueError(f"critic.kind '{critic}' is not for advantage '{advantage}': use {' or '.join(need.critics)}")
-    if responses < need.least_responses:
-        raise ValueError(
-            f"train.responses_per_prompt {responses}: advantage '{advantage}' compares the responses to one prompt with"
-            f" each other, so it needs at least {need.least_responses}"
-        )
-    if need.most_responses is not None and responses > need.most_responses:
-        raise ValueError(
-            f"train.responses_per_prompt {responses}: advantage '{advantage}' is of pairs; use {need.most_responses}"
-        )
-
-
-def check_natural_step(critic: str, vf_coef: float, quantize: str, kl: KlConfig) -> None:
-    """Raise `ValueError` where ``trust_region: trpo`` cannot take its step, or leaves the optimiser nothing to do."""
-    if critic == "none":
-        raise ValueError(
-            "trust_region 'trpo' takes one step of the policy per rollout, and the other gradient steps train a critic;"
-            " critic.kind is 'none'; use advantage: gae and critic.kind: separate"
-        )
-    if critic == "shared":
-        raise ValueError(
-            "trust_region 'trpo' moves the policy's trunk by a natural-gradient step, which would move the values of a"
-            " shared critic too; use critic.kind: separate"
-        )
-    if not vf_coef:
-        raise ValueError(
-            "trust_region 'trpo' leaves the optimiser the critic alone, and critic.vf_coef 0 does not train it; use"
-            " critic.vf_coef above 0"
-        )
-    if quantize != "none":
-        raise ValueError(
-            f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have;"
-            " use quantize: none"
-        )
-    if kl.grouped_in("loss"):
-        raise ValueError(
-            f"trust_region 'trpo' measures its objective token by token, and kl.group '{kl.group}' in the loss is of"
-            " several; use kl.group: token, or kl.place: reward"
-        )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pipeline.config.base import Positive, Section
+from pipeline.config.effects import When
 from pipeline.config.presets import ADVANTAGES
 
 
@@ -32,3 +33,6 @@ def teaches(config: Any) -> bool:
     """Whether replayed states are what a critic is fitted to."""
     critic = config.critic
     return bool(critic.target == "replay" and critic.kind != "none" and critic.vf_coef > 0)
+
+
+REPLAY = When("algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target")

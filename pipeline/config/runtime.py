@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from pipeline.algorithms.settings import LEARNS
 from pipeline.config.base import Positive, Section, StrictlyPositive
+from pipeline.config.effects import setting
 
 
 class RuntimeConfig(Section):
@@ -35,11 +37,20 @@ class RuntimeConfig(Section):
     sampler: Literal["auto", "eager", "static"] = Field(
         "auto",
         description=(
-            "who samples rollouts: static, with a half-precision copy of the policy, a static cache and on a GPU"
-            " captured decode steps; eager, with the policy itself; auto: static on a GPU"
+            "who samples rollouts: static, generate of transformers with a static cache and on a GPU a compiled decode"
+            " step; eager, a forward a token; auto: static on a GPU"
         ),
     )
-    offload_reference: bool = Field(
+    code: str | None = Field(
+        None,
+        description=(
+            "folder in which classes of your own (kind: package.module:Class) are looked for before PYTHONPATH; a study"
+            " sets it to the folder of its file"
+        ),
+    )
+    offload_reference: Annotated[
+        bool, setting("runtime.device", "auto", "cuda"), setting("adapter.kind", "none"), LEARNS
+    ] = Field(
         False,
         description="hold the weights of reference and reward networks in host memory while no rollout is scored",
     )

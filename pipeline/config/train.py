@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.config.base import Finite, Fraction, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens
+from pipeline.config.effects import Always, When, above, setting
+
+ROLLOUTS = setting("train.data", "rollouts")
+FROZEN_NETWORK = When(
+    "a network that is not trained: adapter.kind: none (the reference), or a reward that is a network",
+    lambda config: (
+        config.adapter.kind == "none"
+        or any(part.kind in ("learned", "pairwise", "classifier") for part in config.reward.scorers().values())
+    ),
+    "adapter.kind",
+)
 
 
 class StopRule(Section):
@@ -22,7 +33,9 @@ class StopRule(Section):
 class TrainConfig(Section):
     """Rollouts, and the gradient steps taken on each."""
 
-    seed: Seed = Field(0, description="of initialisation, prompt order and sampling; studies set it")
+    seed: Annotated[Seed, Always()] = Field(
+        0, description="of initialisation, prompt order and sampling; studies set it"
+    )
     steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
     data: Literal["rollouts", "pairs"] = Field(
         "rollouts",
@@ -37,21 +50,23 @@ class TrainConfig(Section):
     )
     num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
     num_epochs: Positive = Field(4, description="passes over one rollout")
-    response_length: Tokens = Field(32, description="most tokens in a response")
-    temperature: StrictlyPositive = Field(1.0, description="of sampling; all log-probabilities are at it")
-    missing_eos: Literal["replace", "subtract", "none"] = Field(
+    response_length: Annotated[Tokens, Always()] = Field(32, description="most tokens in a response")
+    temperature: Annotated[StrictlyPositive, Always()] = Field(
+        1.0, description="of sampling; all log-probabilities are at it"
+    )
+    missing_eos: Annotated[Literal["replace", "subtract", "none"], ROLLOUTS] = Field(
         "replace", description="what a response without EOS gets instead of its score"
     )
-    missing_eos_penalty: NonNegative = Field(
+    missing_eos_penalty: Annotated[NonNegative, setting("train.missing_eos", "replace", "subtract"), ROLLOUTS] = Field(
         1.0, description="replace: score is minus this; subtract: this is subtracted"
     )
-    overlong_share: Fraction = Field(
+    overlong_share: Annotated[Fraction, ROLLOUTS] = Field(
         0.0, description="share of response_length at its end over which overlong_penalty grows; 0: no such penalty"
     )
-    overlong_penalty: NonNegative = Field(
+    overlong_penalty: Annotated[NonNegative, above("train.overlong_share"), ROLLOUTS] = Field(
         1.0, description="in score units: subtracted in full from a response that is cut, in part from one nearly so"
     )
-    frozen_dtype: Literal["fp32", "fp16", "bf16"] = Field(
+    frozen_dtype: Annotated[Literal["fp32", "fp16", "bf16"], FROZEN_NETWORK] = Field(
         "fp32",
         description=(
             "in what the linear maps of reference and reward networks are held while the policy is trained; products"
@@ -65,7 +80,7 @@ class TrainConfig(Section):
         0.8,
         description="share of repeated token pairs: above it a rollout has collapsed, and the trial ends as diverged",
     )
-    stop: tuple[StopRule, ...] = Field(
+    stop: Annotated[tuple[StopRule, ...], Always()] = Field(
         (), description="what ends the trial early; set by a study's falsifiers and its search"
     )
 

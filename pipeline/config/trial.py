@@ -8,34 +8,48 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
-from pipeline.config.base import Positive, Section, Seed, StrictlyPositive
-from pipeline.config.data import DataConfig
-from pipeline.config.entropy import EntropyConfig
-from pipeline.config.floor import FloorConfig
-from pipeline.config.kl import KlConfig
+from pipeline.algorithms.entropy_settings import EntropyConfig
+from pipeline.algorithms.floor_settings import FloorConfig, check_floor
+from pipeline.algorithms.kl_settings import KlConfig
+from pipeline.algorithms.settings import LEARNS
+from pipeline.config.algorithm import (
+    AlgorithmConfig,
+    OptimiserConfig,
+    check_advantage,
+    check_natural_step,
+    check_ratio,
+)
+from pipeline.config.base import Positive, Section, Seed
+from pipeline.config.effects import When, content_of
 from pipeline.config.model import ModelConfig, SftConfig
-from pipeline.config.networks import AdapterConfig, CriticConfig
+from pipeline.config.networks import AdapterConfig, CriticConfig, check_critic
 from pipeline.config.pairs import check_pairs
-from pipeline.config.presets import ADVANTAGES, check_natural_step, check_needs
-from pipeline.config.rankings import check_rankings
-from pipeline.config.replay import ReplayConfig, teaches
-from pipeline.config.rewards import GUARDED, LEARNED, JudgeConfig, RewardConfig, Scorer
+from pipeline.config.replay import REPLAY, ReplayConfig
 from pipeline.config.rounds import check_rounds, rounds_of
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
-from pipeline.config.scorers import check_floor, check_scorers
 from pipeline.config.train import TrainConfig
-from pipeline.config.values import ValuesConfig
+from pipeline.config.values import SAMPLES_USED, ValuesConfig, check_samples
+from pipeline.data.settings import DataConfig
+from pipeline.rewards.kinds import GUARDED
+from pipeline.rewards.learned_settings import check_rankings, check_sources
+from pipeline.rewards.settings import JudgeConfig, RewardConfig, Scorer, check_scorers
 
 CONFIG_FOR_HASH = "pipeline.config/1"
 PILES_UP = (
     "the gold judge (lexicon) counts happy words, so strings of praise win against it; with judge.kind"
     f" {GUARDED} text that no writer would write loses"
+)
+
+
+TEXTS_THERE = When(
+    "data.heldout_prompts to be at least evaluate.texts",
+    lambda config: config.evaluate.texts <= config.data.heldout_prompts,
+    "data.heldout_prompts",
 )
 
 
@@ -64,18 +78,52 @@ class EvaluateConfig(Section):
             " judge never chooses"
         ),
     )
-    texts: Positive = Field(
+    texts: Annotated[Positive, TEXTS_THERE] = Field(
         256,
         description=(
             "held-out texts on which the perplexity of policy and reference is measured; there are at most"
             " data.heldout_prompts"
         ),
     )
-    temperature: StrictlyPositive = Field(1.0, description="of sampling, for both networks")
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
     seed: Seed = Field(
         0, description="of the sampling noise, which differs between policy and reference and is the same for every arm"
     )
+
+
+def check_heldout(config: TrialConfig) -> None:
+    """Raise `ValueError` where more prompts are to be answered than there are."""
+    first, prompts, there = config.evaluate.first_prompt, config.evaluate.prompts, config.data.heldout_prompts
+    if first + prompts > there:
+        asked = f"evaluate.first_prompt {first} + " * bool(first)
+        raise ValueError(
+            f"{asked}evaluate.prompts {prompts} is more than data.heldout_prompts {there}; raise the latter to at least"
+            f" {first + prompts}"
+        )
+
+
+def check_horizons(config: TrialConfig) -> None:
+    """Raise `ValueError` where one rollout could take an adaptive coefficient to 0 or below."""
+    for section, name in (("kl", "beta"), ("entropy", "entropy.coef")):
+        moving = getattr(config, section)
+        if moving.control == "adaptive":
+            moving.adaptive.check_horizon(section, name, config.train.batch_size)
+
+
+def check_processes(config: TrialConfig) -> None:
+    """Raise `ValueError` where processes cannot share a mini-batch."""
+    if config.train.mini_batch_size % config.runtime.processes:
+        raise ValueError(
+            f"runtime.processes {config.runtime.processes} does not divide a mini-batch of"
+            f" {config.train.mini_batch_size} episodes (train.batch_size / train.num_mini_batches)"
+        )
+
+
+CHECKS: tuple[Callable[[Any], None], ...] = (
+    check_heldout, check_advantage, check_pairs, check_rounds, check_rankings, check_ratio, check_critic, check_samples,
+    check_natural_step, check_horizons, check_processes, check_scorers, check_sources, check_floor,
+)  # fmt: skip
+"""What sections need of each other, in the order in which it is reported: the first fault ends it."""
 
 
 class TrialConfig(Section):
@@ -87,16 +135,16 @@ class TrialConfig(Section):
     sft: SftConfig = SftConfig()
     reward: RewardConfig = RewardConfig()
     judge: JudgeConfig = JudgeConfig()
-    values: ValuesConfig = ValuesConfig()
-    train: TrainConfig = TrainConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
-    kl: KlConfig = KlConfig()
-    entropy: EntropyConfig = EntropyConfig()
-    floor: FloorConfig = FloorConfig()
-    optimiser: OptimiserConfig = OptimiserConfig()
-    critic: CriticConfig = CriticConfig()
-    replay: ReplayConfig = ReplayConfig()
-    adapter: AdapterConfig = AdapterConfig()
+    values: Annotated[ValuesConfig, SAMPLES_USED] = ValuesConfig()
+    train: Annotated[TrainConfig, LEARNS] = TrainConfig()
+    algorithm: Annotated[AlgorithmConfig, LEARNS] = AlgorithmConfig()
+    kl: Annotated[KlConfig, LEARNS] = KlConfig()
+    entropy: Annotated[EntropyConfig, LEARNS] = EntropyConfig()
+    floor: Annotated[FloorConfig, LEARNS] = FloorConfig()
+    optimiser: Annotated[OptimiserConfig, LEARNS] = OptimiserConfig()
+    critic: Annotated[CriticConfig, LEARNS] = CriticConfig()
+    replay: Annotated[ReplayConfig, LEARNS, REPLAY] = ReplayConfig()
+    adapter: Annotated[AdapterConfig, LEARNS] = AdapterConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
     caps: CapsConfig = CapsConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -106,13 +154,18 @@ class TrialConfig(Section):
         """The gold judge with `auto` resolved."""
         if self.judge.kind != "auto":
             return self.judge
-        builtin = "helpful" if self.data.insults else "grammar"
+        builtin = "helpful" if self.data.builtin.insults else "grammar"
         return self.judge.model_copy(update={"kind": builtin if self.data.source == "builtin" else GUARDED})
 
     @property
     def judges(self) -> dict[str, Scorer]:
         """The gold judge and the further ones, by the keys of their sections."""
         return {"judge": self.gold, **{f"judge.also.{name}": also for name, also in self.judge.also.items()}}
+
+    @property
+    def scorers(self) -> dict[str, Scorer]:
+        """Every judge and every reward, by the keys of their sections."""
+        return {**self.judges, **{self.reward.key(name): part for name, part in self.reward.scorers().items()}}
 
     @property
     def needs_judge(self) -> bool:
@@ -142,23 +195,23 @@ class TrialConfig(Section):
     @property
     def needs_labels(self) -> bool:
         """Whether some reward is learned from the labels of the texts."""
-        return any(part.preferences == "labels" for part in self.reward.scorers().values())
+        return any(part.preferences == "labels" for part in self.reward.trained().values())
 
     @property
     def learned_rewards(self) -> int:
         """Reward models that are trained: members of ensembles, over all parts."""
-        return self.reward.ensemble * sum(part.kind in LEARNED for part in self.reward.scorers().values())
+        return self.reward.learned.ensemble * len(self.reward.trained())
 
     @property
     def reward_classifiers(self) -> int:
         """Ready classifiers that reward."""
-        return sum(part.model is not None for part in self.reward.scorers().values())
+        return sum(part.kind == "classifier" for part in self.reward.scorers().values())
 
     @property
     def reward_pretraining(self) -> SftConfig | None:
         """How a scratch trunk of a learned reward becomes a language model; None where none does."""
-        steps = self.reward.pretraining_steps
-        if not self.learned_rewards or self.reward.trunk == "reference" or not steps:
+        steps = self.reward.learned.scratch.pretraining_steps
+        if not self.learned_rewards or self.reward.learned.trunk == "reference" or not steps:
             return None
         return self.sft.model_copy(update={"steps": steps, "seed": self.reward.seed})
 
@@ -166,9 +219,12 @@ class TrialConfig(Section):
         """What is allowed and yet likely to mislead, one line each."""
         scores = "lexicon" if self.gold.kind == GUARDED else self.gold.kind
         same = [
-            name for name, part in self.reward.scorers().items() if (part.kind, part.model) == (scores, self.gold.model)
+            name
+            for name, part in self.reward.scorers().items()
+            if (part.kind, _model(part)) == (scores, _model(self.gold))
         ]
-        what = f"'{self.gold.model}'" if self.gold.model else self.gold.kind
+        model = _model(self.gold)
+        what = f"'{model}'" if model else self.gold.kind
         where = ", ".join(f"reward.parts.{name}" for name in same) if self.reward.parts else "reward"
         shows = "can show no over-optimisation but gibberish" if self.needs_judge else "cannot show over-optimisation"
         lines = [f"the gold judge ({what}) is also what is trained on ({where}): win rates {shows}"] * bool(same)
@@ -178,103 +234,20 @@ class TrialConfig(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        last = self.evaluate.first_prompt + self.evaluate.prompts
-        if last > self.data.heldout_prompts:
-            asked = f"evaluate.first_prompt {self.evaluate.first_prompt} + " * bool(self.evaluate.first_prompt)
-            raise ValueError(
-                f"{asked}evaluate.prompts {self.evaluate.prompts} is more than data.heldout_prompts"
-                f" {self.data.heldout_prompts}; raise the latter to at least {last}"
-            )
-        check_needs(self.algorithm.advantage, self.critic.kind, self.train.responses_per_prompt)
-        check_pairs(self)
-        check_rounds(self)
-        check_rankings(self)
-        if self.algorithm.ratio == "none" and self.train.num_epochs > 1 and not self.kl.squares_throughout:
-            unless = ", or a kl.beta above 0 in every update" * self.kl.by_sequence
-            raise ValueError(
-                f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is"
-                f" {self.train.num_epochs}; use 1, or ratio: token{unless}"
-            )
-        if self.algorithm.by_sequence and self.kl.place == "reward":
-            raise ValueError(
-                f"algorithm.ratio '{self.algorithm.ratio}' needs one advantage for a whole response, and a KL penalty"
-                " in the reward gives every token its own; use kl.place: score or loss"
-            )
-        if ADVANTAGES[self.algorithm.advantage].replay and self.replay.share < 1:
-            raise ValueError(
-                f"algorithm.advantage 'replay' needs values in every episode, and replay.share is"
-                f" {self.replay.share:g}; use 1, or a critic with critic.target: replay"
-            )
-        if self.critic.warmup_steps >= self.train.steps:
-            raise ValueError(
-                f"critic.warmup_steps {self.critic.warmup_steps} leaves the policy none of train.steps"
-                f" {self.train.steps}; use fewer"
-            )
-        self._check_units()
-        self.values.check_enough(self.algorithm.v_star_samples)
-        if self.algorithm.trust_region == "trpo":
-            critic = self.critic
-            check_natural_step(critic.kind, critic.vf_coef, self.adapter.quantize, self.kl)
-        batch = self.train.batch_size
-        self.kl.schedule.check_horizon("kl.horizon", "beta", self.kl.horizon, batch)
-        self.entropy.schedule.check_horizon("entropy.horizon", "entropy.coef", self.entropy.horizon, batch)
-        if self.train.mini_batch_size % self.runtime.processes:
-            raise ValueError(
-                f"runtime.processes {self.runtime.processes} does not divide a mini-batch of"
-                f" {self.train.mini_batch_size} episodes (train.batch_size / train.num_mini_batches)"
-            )
-        check_scorers(self)
-        check_floor(self)
-        if self.needs_labels and self.data.source == "builtin":
-            raise ValueError(
-                "preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own"
-            )
-        if self.critic.kind == "separate" and self.critic.init == "reward" and self.reward.kind != "learned":
-            raise ValueError(
-                f"critic.init 'reward' needs a reward that is a network with a score, reward.kind is"
-                f" '{self.reward.kind}'; use learned"
-            )
-        if self.critic.kind == "separate" and self.critic.init == "reward" and self.reward.against != "none":
-            raise ValueError(
-                "critic.init 'reward' starts the critic at the reward model's score, and with reward.against"
-                f" '{self.reward.against}' the reward is this score less that of opponents; use critic.init: reference,"
-                " or against: none"
-            )
-        if self.critic.kind == "separate" and self.critic.init == "reward":
-            self._check_critic_source()
+        for check in CHECKS:
+            check(self)
         return self
-
-    def _check_units(self) -> None:
-        """Refuse rewards of variance 1 beside a critic that starts, or is fitted, in score units."""
-        in_score_units = {
-            "critic.target 'replay'": teaches(self),
-            "critic.pretraining_steps": self.pretrains_critic,
-            "critic.init 'reward'": self.critic.kind == "separate" and self.critic.init == "reward",
-        }
-        found = [key for key, holds in in_score_units.items() if holds]
-        if found and self.algorithm.whiten_rewards:
-            raise ValueError(
-                f"the critic has score units ({', '.join(found)}), and algorithm.whiten_rewards divides its rewards by"
-                " their standard deviation; use whiten_rewards: false"
-            )
-
-    def _check_critic_source(self) -> None:
-        """Refuse a critic out of a reward that is several networks, or one of another size than the policy's."""
-        if self.reward.ensemble > 1:
-            raise ValueError(
-                f"critic.init 'reward' needs one reward model, reward.ensemble is {self.reward.ensemble}; use"
-                " critic.init: reference"
-            )
-        if self.reward.trunk != "reference":
-            raise ValueError(
-                f"critic.init 'reward' needs a reward model of the policy's shape, reward.trunk is"
-                f" '{self.reward.trunk}'; use critic.init: reference"
-            )
 
     def digest(self) -> str:
         """Hash of all that can change a result: sixteen hexadecimal digits."""
-        content = self.model_dump(mode="json", exclude={"runtime", "caps", "profile"})
+        content = {
+            name: value for name, value in content_of(self, self).items() if name not in ("runtime", "caps", "profile")
+        }
         return hashlib.sha256(canonical_json([CONFIG_FOR_HASH, content]).encode()).hexdigest()[:16]
+
+
+def _model(scorer: Scorer) -> str | None:
+    return str(scorer.chosen.model) if scorer.kind == "classifier" else None
 
 
 def canonical_json(value: Any) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.config.base import Positive, Section, Seed
+from pipeline.config.base import Positive, Section
+from pipeline.config.effects import Config, When
 
 
 class ValuesConfig(Section):
@@ -14,12 +15,19 @@ class ValuesConfig(Section):
     samples: Positive = Field(
         16, description="responses of the reference to each training prompt, scored once for all trials that share them"
     )
-    seed: Seed = Field(0, description="of the sampling noise, which no seed of a study changes")
 
-    def check_enough(self, used: int | None) -> None:
-        """Raise `ValueError` where more samples are to be used than are drawn."""
-        if used is not None and used > self.samples:
-            raise ValueError(
-                f"algorithm.v_star_samples {used} is more than values.samples {self.samples}; raise the latter to at"
-                f" least {used}"
-            )
+
+SAMPLES_USED = When(
+    "algorithm.advantage: v_star or critic.pretraining_steps above 0",
+    lambda config: config.needs_samples,
+    "critic.pretraining_steps",
+)
+
+
+def check_samples(config: Config) -> None:
+    """Raise `ValueError` where more samples are to be used than are drawn."""
+    used, drawn = config.algorithm.v_star.samples, config.values.samples
+    if used is not None and used > drawn:
+        raise ValueError(
+            f"algorithm.v_star.samples {used} is more than values.samples {drawn}; raise the latter to at least {used}"
+        )

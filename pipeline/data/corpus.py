@@ -10,11 +10,10 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from pipeline.config.data import DataConfig
-from pipeline.data.cleaning import clean
+from pipeline.data.cleaning import clean, polarity
 from pipeline.data.files import TEXT_COLUMNS, held_out, read_splits
 from pipeline.data.hub_data import hub_splits
-from pipeline.data.labels import polarity
+from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 
 HELDOUT_TEXTS = 16
@@ -39,7 +38,7 @@ class Corpus:
     """Rows read, and rows left out by reason."""
 
     def require_both_classes(self) -> None:
-        """Raises `UserError` where positive cannot be told from negative."""
+        """Raises `UserError` where one of the two classes is absent."""
         for name, labels in (("training", self.train_labels), ("held-out", self.heldout_labels)):
             positive, negative = labels.count(1), labels.count(0)
             if not positive or not negative:
@@ -56,7 +55,7 @@ def load_corpus(cfg: DataConfig) -> Corpus:
         case "builtin":
             return _builtin(cfg)
         case "local":
-            return _split(read_splits(Path(cfg.path or ""), "data.path", TEXT_COLUMNS), cfg)
+            return _split(read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS), cfg)
         case "hub":
             return _split(hub_splits(cfg), cfg)
         case _:
@@ -67,10 +66,10 @@ def _builtin(cfg: DataConfig) -> Corpus:
     from pipeline.data.reviews import generate
 
     heldout = HELDOUT_TEXTS * cfg.heldout_prompts
-    reviews = generate(cfg.sft_texts + heldout, cfg.seed, cfg.insults)
+    reviews = generate(cfg.sft_texts + heldout, cfg.seed, cfg.builtin.insults)
     train, kept = reviews[: cfg.sft_texts], reviews[cfg.sft_texts :]
     nats = [-review.logprob for review in kept]
-    insulting = f", {cfg.insults:.0%} of them with an insult" if cfg.insults else ""
+    insulting = f", {cfg.builtin.insults:.0%} of them with an insult" if cfg.builtin.insults else ""
     note = f"{len(reviews)} distinct built-in reviews{insulting}, seed {cfg.seed}"
     return Corpus([review.text for review in train], [review.text for review in kept], nats, note)
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data import DataConfig
 from pipeline.config.names import nearest
+from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 from pipeline.named_files import UNREADABLE, below, first_line, is_folder, leaves, require_file, state
 from pipeline.run.store import file_digest
@@ -71,12 +71,12 @@ def digests(path: Path, key: str) -> dict[str, str]:
 def check_source(cfg: DataConfig) -> None:
     """Refuse an absent file, a wrong layout or a missing column before anything is written."""
     if cfg.source == "local":
-        check_columns(Path(cfg.path or ""), "data.path", TEXT_COLUMNS)
+        check_columns(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS)
 
 
 def fingerprint(cfg: DataConfig) -> dict[str, str]:
     """Digests of the files that a local source consists of; a hub data set is pinned by its revision instead."""
-    return digests(Path(cfg.path or ""), "data.path") if cfg.source == "local" else {}
+    return digests(Path(cfg.local.path or ""), "data.local.path") if cfg.source == "local" else {}
 
 
 def read_splits(path: Path, key: str, columns: Sequence[str]) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from pipeline.data.cleaning import clean
-from pipeline.data.files import PAIR_COLUMNS, held_out, read_splits
-from pipeline.data.rankings import rankings_of
+from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, held_out, numbered_rows, read_splits, split_files
 from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
@@ -32,6 +33,8 @@ def read_rankings(path: Path, key: str, ranked: int) -> tuple[pd.DataFrame, str]
 
     Raises `UserError` also for rows that are no rankings of so many texts, with their lines.
     """
+    import pandas as pd
+
     splits = rankings_of(path, key, ranked)
     rows = sum(map(len, splits.values()))
     distinct = {split: _distinct(found) for split, found in splits.items()}
@@ -51,6 +54,8 @@ def with_heldout(frames: dict[str, pd.DataFrame], rows: int, path: Path, key: st
 
     `rows`: how many were read. Raises `UserError` where one half is empty.
     """
+    import pandas as pd
+
     if "test" in frames:
         heldout = frames["test"]
         train = frames["train"][~frames["train"]["_group"].isin(set(heldout["_group"]))]
@@ -106,6 +111,8 @@ def _distinct(rankings: Iterable[tuple[str, list[str]]]) -> list[tuple[str, list
 
 def _clean(frame: pd.DataFrame) -> pd.DataFrame:
     """Distinct pairs with two different sides; `_group` is what must not be on both sides of the split."""
+    import pandas as pd
+
     rows: dict[tuple[str, str, str], None] = {}
     for prompt, chosen, rejected in frame.drop_duplicates().itertuples(index=False):
         if not all(isinstance(text, str) for text in (prompt, chosen, rejected)):
@@ -118,3 +125,63 @@ def _clean(frame: pd.DataFrame) -> pd.DataFrame:
     linked = _linked((better, worse) for opening, better, worse in rows if not opening)
     table = pd.DataFrame(list(rows), columns=list(PAIR_COLUMNS))
     return table.assign(_group=[opening or linked[better] for opening, better, _ in rows])
+
+
+SHOWN = 3
+"""Bad rows that a message lists; of the others it gives the number."""
+Ranking = tuple[str, list[str]]
+"""A prompt, and its completions, best first."""
+
+
+def rankings_of(path: Path, key: str, ranked: int) -> dict[str, list[Ranking]]:
+    """The rankings of a file or folder by split, as they stand. `key` names in messages where the path stood.
+
+    Raises `UserError` for what is absent or unreadable, and for rows that rank no `ranked` texts, with their lines.
+    """
+    found: dict[str, list[Ranking]] = {}
+    for split, files in split_files(path, key).items():
+        for file in files:
+            found.setdefault(split, []).extend(_of_file(file, ranked))
+    return found
+
+
+def _of_file(path: Path, ranked: int) -> list[Ranking]:
+    rankings, bad = list[Ranking](), list[str]()
+    for place, row in numbered_rows(path, RANKING_COLUMNS):
+        prompt, texts, ranks = (_plain(row[name]) for name in RANKING_COLUMNS)
+        if (wrong := _wrong(prompt, texts, ranks, ranked)) is None:
+            rankings.append((prompt, [text for _, text in sorted(zip(ranks, texts, strict=True))]))
+        else:
+            bad.append(f"{place}: {wrong}")
+    if bad:
+        more = f"; and {len(bad) - SHOWN} more rows" if len(bad) > SHOWN else ""
+        raise UserError(f"{path}, {'; '.join(bad[:SHOWN])}{more}")
+    return rankings
+
+
+def _wrong(prompt: Any, texts: Any, ranks: Any, ranked: int) -> str | None:
+    """Why a row is no ranking of so many texts, in words."""
+    if not isinstance(prompt, str):
+        return f"the prompt is {_named(prompt)} and no text"
+    for name, column in (("completions", texts), ("ranks", ranks)):
+        if not isinstance(column, list):
+            return f"{name} is {_named(column)} and no list"
+        if len(column) != ranked:
+            return f"{len(column)} {name}, and reward.learned.ranked is {ranked}"
+    for place, text in enumerate(texts, 1):
+        if not isinstance(text, str) or not text.strip():
+            return f"completion {place} is {'empty' if isinstance(text, str) else f'{_named(text)} and no text'}"
+    if any(isinstance(rank, bool) or not isinstance(rank, int | float) for rank in ranks) or sorted(ranks) != list(
+        range(1, ranked + 1)
+    ):
+        return f"ranks {ranks} must be the numbers from 1 (best) to {ranked}, each once"
+    return None
+
+
+def _plain(value: Any) -> Any:
+    """Lists of a table are arrays."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _named(value: Any) -> str:
+    return "missing" if value is None else type(value).__name__

@@ -7,7 +7,7 @@ from typing import Any, Literal, assert_never
 
 import numpy as np
 
-from pipeline.config.data import DataConfig
+from pipeline.data.settings import MOST_PROMPT_TOKENS, DataConfig
 from pipeline.errors import UserError
 
 CHARACTERS_A_TOKEN = 64
@@ -23,7 +23,7 @@ def make_prompts(
     """The first `n` distinct prompts of `texts` that are not in `taken`; all that there are, where there are fewer.
 
     A prompt is the first k words or tokens of a text, k uniform in ``prompt_length`` (both ends included). Texts
-    that would leave nothing to complete and prompts of more than ``max_prompt_tokens`` are passed over. Raises
+    that would leave nothing to complete and prompts of more than `MOST_PROMPT_TOKENS` are passed over. Raises
     `UserError` when the texts give none.
     """
     cut = cut_at(cfg.prompt_unit, tokenizer)
@@ -35,7 +35,7 @@ def make_prompts(
             prompt
             and prompt not in taken
             and prompt not in prompts
-            and _tokens(tokenizer, prompt) <= cfg.max_prompt_tokens
+            and _tokens(tokenizer, prompt) <= MOST_PROMPT_TOKENS
         ):
             prompts[prompt] = None
             if len(prompts) == n:
@@ -43,7 +43,7 @@ def make_prompts(
     if not prompts:
         raise UserError(
             f"data: none of {len(texts)} texts gives a new prompt of {low} to {high} {cfg.prompt_unit} (at most"
-            f" {cfg.max_prompt_tokens} tokens) and a rest to complete; use more or longer texts, or change"
+            f" {MOST_PROMPT_TOKENS} tokens) and a rest to complete; use more or longer texts, or change"
             " data.prompt_length"
         )
     return list(prompts)

@@ -17,8 +17,8 @@ from pipeline.config.runtime import CapsConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import disk_by_part, memory_by_stage, shared_disk
-from pipeline.forecast.subject import on_card, subject_of
-from pipeline.forecast.work import other_hours, static_hours, training_hours
+from pipeline.forecast.shapes import on_card, subject_of
+from pipeline.forecast.work import other_hours, training_hours
 from pipeline.resources.machine import GIB
 
 Changes = Mapping[str, Any]
@@ -49,8 +49,6 @@ class Forecast:
     """By stage, of what a trial has for itself beside its training; not held against `caps.wall_clock_h`."""
     shared_hours: dict[str, float]
     """By stage, of what the trials of a study have in common."""
-    static_hours: float | None
-    """Of the phase `generate` by the static sampler, which `hours` leaves out; None where it is not asked for."""
     disk: dict[str, float]
     """On disk at the peak of training, by part, GiB."""
     shared_disk_gib: float
@@ -108,7 +106,6 @@ def predict(config: TrialConfig) -> Forecast | None:
         hours=training_hours(trial) if learns else {},
         own_hours=own,
         shared_hours=shared,
-        static_hours=static_hours(trial) if learns else None,
         disk=_in_gib(disk_by_part(trial)),
         shared_disk_gib=shared_disk(trial) / GIB,
         caps=config.caps,

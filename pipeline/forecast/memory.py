@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.config.model import SftConfig
-from pipeline.config.presets import ADVANTAGES
-from pipeline.config.replay import has_replay
-from pipeline.config.rewards import LEARNED, is_judged
-from pipeline.forecast.shapes import Shape
-from pipeline.forecast.subject import ForecastSubject
-from pipeline.models import buckets, cpu
-from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
+from pipeline.forecast.shapes import ForecastSubject, Shape
+from pipeline.models import cpu
+from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.device import built_for_cards
 from pipeline.resources.machine import GIB
+from pipeline.rewards.learned_settings import is_judged
 
 FROZEN_BYTES = {"none": 4.0, "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.516}
 """Per frozen weight of a linear map, by how it is held. In 4 bits half a byte, and the scales of blocks of 64,
@@ -73,21 +70,20 @@ def _texts(trial: ForecastSubject, shape: Shape, cfg: SftConfig) -> Parts:
 
 def _learned_rewards(trial: ForecastSubject) -> Iterator[Parts]:
     """Training each learned reward, and its trunk on texts before; the others wait beside it."""
-    shape, cfg, pretraining = trial.reward_shape, trial.config.reward, trial.config.reward_pretraining
+    shape, cfg, pretraining = trial.reward_shape, trial.config.reward.learned, trial.config.reward_pretraining
     if pretraining is not None:
         yield _texts(trial, shape, pretraining)
-    for part in cfg.scorers().values():
-        if part.kind in LEARNED:
-            # Sorted by length: little of them is padding.
-            episode = int(trial.mean_prompt + trial.config.train.response_length)
-            tokens = episode if is_judged(part.preferences) else cfg.max_tokens
-            rows = cfg.ranked * ranking_rows(cfg.rankings_in_step, cfg.ranked, tokens, trial.on_card)
-            yield {
-                "gradients": 4.0 * shape.trunk,
-                "optimiser": 8.0 * shape.trunk,
-                "activations": rows * tokens * _kept(trial, shape),
-                COPIES: 2.0 * shape.maps * trial.on_card,
-            }
+    for part in trial.config.reward.trained().values():
+        # Sorted by length: little of them is padding.
+        episode = int(trial.mean_prompt + trial.config.train.response_length)
+        tokens = episode if is_judged(part.preferences) else cfg.max_tokens
+        rows = cfg.ranked * ranking_rows(cfg.rankings_in_step, cfg.ranked, tokens, trial.on_card)
+        yield {
+            "gradients": 4.0 * shape.trunk,
+            "optimiser": 8.0 * shape.trunk,
+            "activations": rows * tokens * _kept(trial, shape),
+            COPIES: 2.0 * shape.maps * trial.on_card,
+        }
 
 
 def _train(trial: ForecastSubject) -> Iterator[Parts]:
@@ -107,15 +103,16 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
     }
     between = {**lasting, "gradients": 0.0} if away else lasting
     sampling, measuring, *classifying = _asking(trial, _copies(trial) if trial.policy.head else 0.0)
-    waiting = Parts()
-    if cfg.runtime.static_sampler(trial.on_card):
-        # Between rollouts it is held only where there is room for it beside the training.
-        sampling, waiting = _static_sampler(trial)
+    if trial.on_card and cfg.runtime.static_sampler(trial.on_card):
+        # Keys and values in half precision, in place, and so are all linear maps.
+        columns = trial.longest_prompt + cfg.train.response_length
+        sampling["cache"] = 2.0 * min(cfg.runtime.rollout_batch_size, cfg.train.batch_size) * columns * shape.kv
+        sampling[COPIES] = 2.0 * (shape.maps + shape.head_map)
     yield {**lasting, **frozen(trial, away, away), **_gradient_step(trial)}
     yield {**between, **frozen(trial, away, away), **sampling}
-    yield {**between, **frozen(trial, False, away), **_together(measuring, waiting)}
+    yield {**between, **frozen(trial, False, away), **measuring}
     for scoring in ({**measuring, "logits": 0.0}, *classifying):
-        yield {**between, **frozen(trial, away, False), **_together(scoring, waiting)}
+        yield {**between, **frozen(trial, away, False), **scoring}
 
 
 def _gradient_step(trial: ForecastSubject) -> Parts:
@@ -173,30 +170,6 @@ def _reading(trial: ForecastSubject, rows: int, length: float) -> Parts:
     block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
     together, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
     return {"activations": together * length * block, "logits": entries * 20.0}
-
-
-def _static_sampler(trial: ForecastSubject) -> tuple[Parts, Parts]:
-    """What the static sampler needs while it samples, and what of that is there while responses are measured: where
-    further ones are sampled after that.
-
-    The graphs of all buckets share their memory, which is that of one step: mainly logits, in fp32, with their softmax
-    and what is drawn from it. The prompts are read into a cache of their own first, keys in fp32; a compaction needs
-    room for one layer of the cache.
-    """
-    shape, cfg = trial.shape, trial.config
-    number = 2.0 if trial.on_card else 4.0
-    rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
-    columns = buckets.column_buckets(int(trial.longest_prompt) + cfg.train.response_length)[-1]
-    cache = number * rows * columns * shape.kv
-    prompts = rows / cfg.train.responses_per_prompt * trial.longest_prompt
-    while_sampling = max(prompts * shape.kv * (3.0 if trial.on_card else 4.0), cache / shape.layers)
-    lasting = {"cache": cache, "logits": 12.0 * rows * shape.vocab, COPIES: number * (shape.maps + shape.head_map)}
-    again = ADVANTAGES[cfg.algorithm.advantage].greedy or has_replay(cfg)
-    return {**lasting, "cache": cache + while_sampling}, lasting if again else {}
-
-
-def _together(one: Parts, other: Parts) -> Parts:
-    return {name: one.get(name, 0.0) + other.get(name, 0.0) for name in {**one, **other}}
 
 
 def frozen(trial: ForecastSubject, reference_away: bool, reward_away: bool) -> Parts:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from pipeline.config.ocr import OcrConfig
-from pipeline.config.rewards import Scorer
 from pipeline.config.trial import TrialConfig
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import CROP, work_of
 from pipeline.rewards.rendering import GRID
+from pipeline.rewards.settings import Scorer
 
 TOKENS_PER_WORD = 1.5
 LETTERS, WIDE, HIGH = 6.0, 0.52, 1.17
@@ -24,17 +23,8 @@ SPEED = {"detector": 20e9, "recogniser": 70e9}
 slower."""
 
 
-@dataclass(frozen=True)
-class ImageCost:
-    """What one image takes."""
-
-    flops: float
-    seconds: float
-    """Of one core."""
-
-
-def image_cost(cfg: OcrConfig, tokens: int) -> ImageCost:
-    """Cost of a response of so many tokens: an estimate, from the size of its image.
+def image_seconds(cfg: OcrSettings, tokens: int) -> float:
+    """Seconds of one core for a response of so many tokens: an estimate, from the size of its image.
 
     Turned images are somewhat larger, which is left out. Files that are not there or are no networks, which a trial
     refuses before it starts, count as the networks that rapidocr brings: a plan has to come as far as that refusal.
@@ -46,27 +36,17 @@ def image_cost(cfg: OcrConfig, tokens: int) -> ImageCost:
     try:
         work = work_of(cfg)
     except Exception:  # onnxruntime, where it is installed at all, raises classes of its own
-        work = work_of(OcrConfig())
+        work = work_of(OcrSettings())
     found, _ = work.of(height * width, [])
     read, _ = work.of(0, [letters / lines * WIDE / HIGH * CROP] * lines)
-    return ImageCost(found + read, found / SPEED["detector"] + read / SPEED["recogniser"])
+    return found / SPEED["detector"] + read / SPEED["recogniser"]
 
 
 def reading_hours(config: TrialConfig, rewarded: float, judged: float, processes: int = 1) -> float:
     """Hours of reading so many responses by every reward, and so many by every judge, of the kind `ocr`."""
 
     def seconds(parts: Iterable[Scorer]) -> float:
-        return sum(image_cost(part.ocr, config.train.response_length).seconds for part in parts if part.ocr is not None)
+        return sum(image_seconds(part.chosen, config.train.response_length) for part in parts if part.kind == "ocr")
 
     rewards, judges = seconds(config.reward.scorers().values()), seconds(config.judges.values())
     return (rewarded * rewards + judged * judges) / (config.runtime.threads * processes) / 3600
-
-
-def image_lines(config: TrialConfig) -> list[str]:
-    """What an image takes, in words; one line for each way of reading."""
-    tokens, parts = config.train.response_length, [*config.judges.values(), *config.reward.scorers().values()]
-    return [
-        f"ocr: {cost.flops / 1e9:.2g} GFLOP and {cost.seconds:.2g} s of a CPU core for each response of {tokens} tokens"
-        " (estimated)"
-        for cost in dict.fromkeys(image_cost(part.ocr, tokens) for part in parts if part.ocr is not None)
-    ]

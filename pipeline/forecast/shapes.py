@@ -1,4 +1,5 @@
-"""The sizes of networks that a forecast needs, counted from their configurations on tensors that have no memory.
+"""What a forecast of a trial depends on: its configuration, how much of its networks is trained, and their sizes,
+counted from their configurations on tensors that have no memory.
 
 Only forecasts read this file. No stage does, so another model in the table leaves every key as it is.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,14 @@ import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
+from pipeline.config.pairs import given
 from pipeline.config.trial import TrialConfig
+from pipeline.data.settings import MOST_PROMPT_TOKENS
+from pipeline.forecast.ocr import TOKENS_PER_WORD
 from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps, map_sizes
+from pipeline.resources.device import gpu_visible
 from pipeline.run.hub import available
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -33,19 +38,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32_768,
         "tie_word_embeddings": True,
     },
-    "gpt2": {"model_type": "gpt2", "vocab_size": 50_257, "n_embd": 768, "n_layer": 12, "n_head": 12},
-    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": {
-        "model_type": "llama",
-        "vocab_size": 32_000,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-    },
 }
-"""The config files of some models on the hub, so that a plan needs no network."""
+"""The config file of the base of the profile `t4`, so that its plan needs no network."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +117,7 @@ def scratch_shape(sizes: ModelConfig, vocabulary: int) -> Shape | None:
 def assumed_scorers(config: TrialConfig) -> list[str]:
     """Classifiers that judge or reward of which only an assumption is known."""
     parts = [*config.judges.values(), *config.reward.scorers().values()]
-    named = dict.fromkeys((part.model, part.revision) for part in parts if part.model is not None)
+    named = dict.fromkeys((part.chosen.model, part.chosen.revision) for part in parts if part.kind == "classifier")
     return [model for model, revision in named if classifier_shape(model, revision) is None]
 
 
@@ -223,3 +217,113 @@ def _saved(content: dict[str, Any], layers: int, length: int, half: bool) -> int
         with saving, torch.autocast("cpu", dtype=torch.float16, enabled=half):
             trunk(network)(input_ids=ids, position_ids=ids, use_cache=False)
         return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How much of a network is trained; counts of weights."""
+
+    parameters: int
+    """With gradients and optimiser state."""
+    maps: float
+    """Weights of linear maps that are trained."""
+    below: float
+    """Weights of linear maps through which a gradient passes."""
+    forward: float
+    """Weights of all linear maps, an adapter's included."""
+    head: bool = False
+
+    @classmethod
+    def whole(cls, shape: Shape, parameters: int) -> Trained:
+        return cls(parameters, shape.maps, shape.maps, shape.maps)
+
+    @classmethod
+    def adapter(cls, shape: Shape, rank: int) -> Trained:
+        extra = rank * shape.ports
+        return cls(extra, extra, shape.maps + extra, shape.maps + extra)
+
+
+@dataclass(frozen=True)
+class ForecastSubject:
+    """A trial as a forecast sees it."""
+
+    config: TrialConfig
+    shape: Shape
+    """Of the policy."""
+    on_card: bool
+    judging: tuple[ScorerShape, ...] = ()
+    """Classifiers that judge, one for each place that names one."""
+    rewarding: tuple[ScorerShape, ...] = ()
+    """Classifiers that reward."""
+
+    @cached_property
+    def policy(self) -> Trained:
+        """How much of the policy is trained."""
+        shape, adapter = self.shape, self.config.adapter
+        if not self.config.algorithm.learns:
+            return Trained(0, 0.0, 0.0, shape.maps)
+        if adapter.kind == "lora":
+            return Trained.adapter(shape, adapter.rank)
+        upper = 1 - adapter.frozen_layers / shape.layers
+        outside = 0 if adapter.frozen_layers else shape.outside
+        parameters, maps = round(shape.blocks * upper) + outside + shape.head, shape.maps * upper
+        return Trained(parameters, maps, maps, shape.maps, bool(outside or shape.head))
+
+    @cached_property
+    def critic(self) -> Trained:
+        """How much of a separate critic's trunk is trained; nothing where there is none."""
+        critic = self.config.critic
+        if critic.kind != "separate":
+            return Trained(0, 0.0, 0.0, 0.0)
+        adapted = critic.has_adapter
+        rank = self.config.adapter.rank
+        return Trained.adapter(self.shape, rank) if adapted else Trained.whole(self.shape, self.shape.trunk)
+
+    @cached_property
+    def reward_shape(self) -> Shape:
+        """Shape of each learned reward model: the policy's, or that of a scratch trunk."""
+        learned = self.config.reward.learned
+        scratch = scratch_shape(learned.scratch.sizes(), self.shape.vocab) if learned.trunk == "scratch" else None
+        return scratch or self.shape
+
+    @property
+    def offloads(self) -> bool:
+        """Whether frozen networks are off the card while no rollout is scored."""
+        return self.on_card and self.config.runtime.offload_reference and self.config.adapter.kind == "none"
+
+    @property
+    def longest_prompt(self) -> float:
+        return self._tokens(self.config.data.prompt_length[1])
+
+    @property
+    def mean_prompt(self) -> float:
+        return self._tokens(sum(self.config.data.prompt_length) / 2)
+
+    def _tokens(self, length: float) -> float:
+        data = self.config.data
+        return min(length * (TOKENS_PER_WORD if data.prompt_unit == "words" else 1.0), MOST_PROMPT_TOKENS)
+
+    @property
+    def learned_response(self) -> float:
+        """Most tokens of a response that gradient steps learn from: of a rollout, or of pairs that the user gave."""
+        cfg = self.config
+        return max(cfg.reward.learned.max_tokens - self.mean_prompt, 1.0) if given(cfg) else cfg.train.response_length
+
+
+def subject_of(config: TrialConfig) -> ForecastSubject | None:
+    """The trial of a configuration; None where the sizes of the base cannot be had."""
+    shape = shape_of(config)
+    judging, rewarding = (
+        tuple(
+            classifier_shape(part.chosen.model, part.chosen.revision) or BASE_CLASSIFIER
+            for part in parts
+            if part.kind == "classifier"
+        )
+        for parts in (config.judges.values(), config.reward.scorers().values())
+    )
+    return None if shape is None else ForecastSubject(config, shape, on_card(config), judging, rewarding)
+
+
+def on_card(config: TrialConfig) -> bool:
+    """Whether the trial would run on a GPU."""
+    return config.runtime.device == "cuda" or (config.runtime.device == "auto" and gpu_visible())

@@ -13,15 +13,13 @@ from pipeline.config.model import SftConfig
 from pipeline.config.pairs import only_watched
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
-from pipeline.config.rewards import JUDGE, LEARNED, is_judged
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import checkpoint_bytes, frozen
 from pipeline.forecast.ocr import reading_hours
-from pipeline.forecast.shapes import ScorerShape, Shape
-from pipeline.forecast.subject import ForecastSubject, Trained
-from pipeline.models import buckets
+from pipeline.forecast.shapes import ForecastSubject, ScorerShape, Shape, Trained
+from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import roofline as t4
-from pipeline.resources.chunking import chunk_tokens, ranking_rows, text_rows
+from pipeline.rewards.learned_settings import JUDGE, is_judged
 from pipeline.training.value_pretraining import HELD_OUT
 
 DISK_BYTES = 200e6
@@ -62,16 +60,16 @@ class Asked:
 
 def asked(cfg: TrialConfig) -> dict[str, Asked]:
     """What each stage beside the training samples and scores; `opponents` are those of the stage `reward`."""
-    reward, evaluate, prompts = cfg.reward, cfg.evaluate, cfg.evaluate.prompts
-    learned = [part for part in reward.scorers().values() if part.kind in LEARNED]
+    reward, evaluate, prompts, pairs = cfg.reward, cfg.evaluate, cfg.evaluate.prompts, cfg.reward.learned
+    learned = list(reward.trained().values())
     judged = sum(is_judged(part.preferences) for part in learned)
-    kept, samples = 2 * reward.heldout_pairs, reward.calibration_samples
-    answers = reward.rankings * reward.ranked if reward.ranked > 2 else 2 * (reward.pairs // cfg.rounds)
+    kept, samples = 2 * pairs.heldout_pairs, reward.calibration_samples
+    answers = pairs.rankings * pairs.ranked if pairs.ranked > 2 else 2 * (pairs.pairs // cfg.rounds)
     drawn = samples + judged * (answers + kept)
     # An ensemble's samples are scored again for the scale of each model, and for what the models disagree about.
     # Held-out answers are scored for the accuracy; those of the gold judge once more, beside the samples.
     shown = any(part.preferences == JUDGE for part in learned)
-    checked = samples * (2 if reward.ensemble > 1 else 0) + kept * (bool(learned) + shown)
+    checked = samples * (2 if pairs.ensemble > 1 else 0) + kept * (bool(learned) + shown)
     opposed = reward.opponents * (cfg.data.train_prompts + cfg.data.heldout_prompts) * (reward.against != "none")
     references, values = evaluate.reference_draws * prompts, cfg.values.samples * cfg.data.train_prompts
     return {
@@ -112,26 +110,21 @@ def head_and_back(shape: Shape, tokens: float, calls: float, trained: bool) -> W
     return forth + Work(2.0 * tokens * shape.head_map * (1 + trained), back)
 
 
-def sampling(trial: ForecastSubject, rows: int, maps: float, read: int, each: int = 1, *, static: bool = False) -> Work:
+def sampling(trial: ForecastSubject, rows: int, maps: float, read: int, each: int = 1) -> Work:
     """`rows` responses of full length by a network of `maps` weights in linear maps, each read with `read` bytes.
 
-    A prompt is read once for its `each` responses, or once in every batch that has some of them. `static`: every step
-    reads all columns of its bucket of a static cache, C_t >= P + t, where the eager sampler copies the P + t that are
-    filled. Assumed of it, as for all of the roofline: launches cost nothing, which captured steps come nearest to; no
-    bucket of fewer rows, since responses are of full length; and no attention kernel that copies the cache.
+    A prompt is read once for its `each` responses, or once in every batch that has some of them. The static sampler
+    counts as the eager one: it reads every prompt for itself and all columns of its cache, and copies none of them.
     """
     shape, prompt, response = trial.shape, trial.mean_prompt, trial.config.train.response_length
-    together, context = trial.config.runtime.rollout_batch_size, int(trial.longest_prompt)
+    together = trial.config.runtime.rollout_batch_size
     batches = -(-rows // together)
     whole = (batches - 1) // (each // math.gcd(together, each))  # borders of batches that part no prompt's responses
     prompts = rows // each + max(batches - 1 - whole, 0)
-    keys, number = response * (prompt + response / 2), t4.BYTES_CACHE
-    if static:
-        spans, number = buckets.column_buckets(context + response), t4.BYTES_CACHE_STATIC
-        keys = sum(min(span for span in spans if span >= context + t) for t in range(1, response))
+    keys = response * (prompt + response / 2)
     attended = 4.0 * shape.attention * shape.layers * (prompts * prompt**2 + rows * keys)
     multiplied = 2.0 * (prompts * prompt + rows * (response - 1)) * maps
-    moved = batches * response * shape.blocks * read + rows * keys * shape.kv * number
+    moved = batches * response * shape.blocks * read + rows * keys * shape.kv * t4.BYTES_CACHE
     return head(shape, rows * response, batches * response, read) + Work(multiplied + attended, moved)
 
 
@@ -182,7 +175,7 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
         # and back, in fp32. A point of the line search is a forward by the old and by the new weights; two are tried.
         flops = ((forward + logits) * 3 + policy).flops * t4.T4_FLOPS / t4.T4_FP32_FLOPS
         product = Work(flops, (logits * 2 + policy).bytes)
-        work["natural step"] = policy + product * (cfg.algorithm.trpo_cg_iterations + 1) + (forward + logits) * 4
+        work["natural step"] = policy + product * (cfg.algorithm.trpo.cg_iterations + 1) + (forward + logits) * 4
         epoch = critic
     else:
         # A loss of several tokens together goes through the head once more, to know their log-probs beforehand; one of
@@ -221,11 +214,11 @@ def training_hours(trial: ForecastSubject) -> dict[str, float]:
         hours["watch"] = updates * sum(work.hours(phase) for phase, work in rollout_work(trial).items())
     if cfg.rounds > 1:
         # The pairs of each later reward are sampled and learned from, and its opponents drawn; measuring is left out.
-        later, pairs = range(2, cfg.rounds + 1), cfg.reward.pairs // cfg.rounds
-        drawn = 2 * (pairs + cfg.reward.heldout_pairs) + cfg.reward.calibration_samples
+        later, pairs = range(2, cfg.rounds + 1), cfg.reward.learned.pairs // cfg.rounds
+        drawn = 2 * (pairs + cfg.reward.learned.heldout_pairs) + cfg.reward.calibration_samples
         work = sampling(trial, drawn, trial.shape.maps, t4.BYTES_READ_CAST) * len(later)
         for number in later:
-            work += reward_work(trial, pairs * (number if cfg.reward.keep_pairs == "all" else 1))
+            work += reward_work(trial, pairs * (number if cfg.reward.learned.keep_pairs == "all" else 1))
         hours["reward"] = work.hours("reward") + len(later) * asked_hours(trial, asked(cfg)["opponents"])
     images = updates * cfg.train.batch_size * _rollouts(cfg)[1]
     if read := reading_hours(cfg, images, images, cfg.runtime.processes):
@@ -237,19 +230,6 @@ def training_hours(trial: ForecastSubject) -> dict[str, float]:
     wanted = updates // cfg.runtime.checkpoint_updates * each
     hours["checkpoint"] = wanted if share is None else min(wanted, share * sum(hours.values()))
     return hours
-
-
-def static_hours(trial: ForecastSubject) -> float | None:
-    """Hours of sampling all rollouts by the static sampler, which reads a half-precision copy of the weights, adapter
-    merged; None where it is not asked for. No part of the sum that is held against a cap: a network or a card that does
-    not allow capture takes those of the eager one."""
-    cfg, shape = trial.config, trial.shape
-    if not cfg.runtime.static_sampler(on_card=True) or only_watched(cfg):
-        return None
-    rows, each = cfg.train.batch_size, cfg.train.responses_per_prompt
-    drawn = sampling(trial, rows, shape.maps, t4.BYTES_READ_HALF, each, static=True) * _rollouts(cfg)[0]
-    copy = Work(0.0, t4.BYTES_COPY * (shape.maps + shape.head_map))
-    return cfg.train.updates * (drawn.hours("generate") + copy.hours("generate"))
 
 
 # --- the other stages ---
@@ -267,7 +247,7 @@ def other_hours(trial: ForecastSubject) -> tuple[dict[str, float], dict[str, flo
     answers = asked_hours(trial, rows["evaluate"], cfg.runtime.processes)
     texts = 2 * perplexity(min(cfg.evaluate.texts, cfg.data.heldout_prompts))
     own = {"evaluate": answers + drift.hours("score") + texts}
-    learned = reward_work(trial, cfg.reward.pairs // cfg.rounds).hours("train")
+    learned = reward_work(trial, cfg.reward.learned.pairs // cfg.rounds).hours("train")
     shared = {
         "sft": texts_work(trial, trial.shape, cfg.sft).hours("train") + perplexity(cfg.data.heldout_prompts),
         "reward": learned + asked_hours(trial, rows["reward"]) + asked_hours(trial, rows["opponents"]),
@@ -305,19 +285,18 @@ def texts_work(trial: ForecastSubject, shape: Shape, sft: SftConfig) -> Work:
 
 def reward_work(trial: ForecastSubject, pairs: int) -> Work:
     """Training the learned rewards on so many pairs, and scratch trunks of them on texts before."""
-    shape, cfg, reward, work = trial.reward_shape, trial.config, trial.config.reward, Work()
-    rankings = pairs // reward.comparisons
-    in_step = min(reward.rankings_in_step, rankings)
+    shape, cfg, learned, work = trial.reward_shape, trial.config, trial.config.reward.learned, Work()
+    rankings = pairs // learned.comparisons
+    in_step = min(learned.rankings_in_step, rankings)
     if cfg.reward_pretraining is not None:
         work += texts_work(trial, shape, cfg.reward_pretraining) * cfg.learned_rewards
-    for part in reward.scorers().values():
-        if part.kind in LEARNED:
-            tokens = trial.mean_prompt + cfg.train.response_length if is_judged(part.preferences) else reward.max_tokens
-            steps = reward.ensemble * reward.epochs * (rankings // in_step)
-            calls = -(-in_step // ranking_rows(in_step, reward.ranked, int(tokens), trial.on_card)) * reward.ranked
-            again, whole = cfg.runtime.gradient_checkpointing, Trained.whole(shape, shape.trunk)
-            each = trunk(shape, in_step * reward.ranked * tokens, 0, calls, whole, again=again)
-            work += (each + Work(bytes=shape.trunk * t4.BYTES_STEP)) * steps
+    for part in cfg.reward.trained().values():
+        tokens = trial.mean_prompt + cfg.train.response_length if is_judged(part.preferences) else learned.max_tokens
+        steps = learned.ensemble * learned.epochs * (rankings // in_step)
+        calls = -(-in_step // ranking_rows(in_step, learned.ranked, int(tokens), trial.on_card)) * learned.ranked
+        again, whole = cfg.runtime.gradient_checkpointing, Trained.whole(shape, shape.trunk)
+        each = trunk(shape, in_step * learned.ranked * tokens, 0, calls, whole, again=again)
+        work += (each + Work(bytes=shape.trunk * t4.BYTES_STEP)) * steps
     return work
 
 

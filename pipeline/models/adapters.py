@@ -43,7 +43,7 @@ def choose_trained_critic(body: CausalLM, cfg: TrialConfig, seed: int) -> Causal
         case "lora":
             # On the CPU, as the policy is rounded, so that every device gets the same codes; the caller moves it back.
             quantize(body.cpu(), cfg.critic.quantize, "critic.quantize")
-            _add_lora(body, cfg.critic.adapter_rank, cfg.critic.adapter_alpha, seed_of(seed, "critic adapter"))
+            _add_lora(body, cfg.adapter.rank, cfg.adapter.alpha, seed_of(seed, "critic adapter"))
         case "none":
             body.requires_grad_(True)
         case _:

@@ -16,10 +16,10 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.algorithms.mathematics.natural_gradient import fisher_of_logits
+from pipeline.models.anatomy import recomputing
 from pipeline.models.lm_head import chunks
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import Episodes, response_hidden
-from pipeline.models.recompute import recomputing
 
 
 def trained(lm: CausalLM) -> list[nn.Parameter]:

@@ -2,7 +2,7 @@
 
 The loss of a token depends on its own log-probability and entropy alone, so a chunk's gradient is known as soon
 as the chunk is: it goes back through the head at once, and the trunk gets one gradient for all tokens. A loss of whole
-responses is made into such losses by a first pass, `head_logprobs` (`pipeline.training.surrogate_loss`).
+responses is made into such losses by a first pass, `head_logprobs` (`pipeline.training.surrogate`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import expectation
+from pipeline.models.chunking import chunk_tokens
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import gather, log_probs
-from pipeline.resources.chunking import chunk_tokens
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
 """From a slice of the N tokens and their new log-probs and entropies (n,) to the sum of their losses."""
@@ -36,7 +36,7 @@ class HeadPass:
 
 def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
     """Slices of the labels (N,), or of anything of N rows, whose (n, vocab) tensors are small
-    (`pipeline.resources.chunking.chunk_tokens`)."""
+    (`pipeline.models.chunking.chunk_tokens`)."""
     size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))

@@ -15,9 +15,9 @@ from pipeline.models.anatomy import CausalLM as CausalLM
 from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.packing import ARCHITECTURES, packed_attention
 from pipeline.models.precision import ATTENTION
-from pipeline.models.pretrained_tokenizer import cannot_load
 from pipeline.models.seeding import seed_of
 from pipeline.models.soundness import check_network
+from pipeline.models.tokenizers import cannot_load
 
 
 def device_of(name: str) -> torch.device:

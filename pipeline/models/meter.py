@@ -16,13 +16,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from pipeline.models.adapters import adapter_layers
-from pipeline.models.anatomy import CausalLM, blocks_of, trunk
+from pipeline.models.anatomy import CausalLM, blocks_of, recomputes, trunk
 from pipeline.models.quantization import weights
-from pipeline.models.recompute import recomputes
 from pipeline.resources.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,
-    BYTES_CACHE_STATIC,
     BYTES_GRADIENT,
     BYTES_HEAD_GRADIENT,
     BYTES_LOGIT,
@@ -110,10 +108,8 @@ class Tallied:
 class TrunkMeter:
     """The work of one trunk, counted at each of its calls."""
 
-    def __init__(self, network: CausalLM, tally: Tally, ready: bool = False) -> None:
+    def __init__(self, network: CausalLM, tally: Tally) -> None:
         self._tally, self._block = tally, blocks_of(network)[0]
-        self._reads_frozen = BYTES_READ_HALF if ready else BYTES_READ_CAST
-        self._reads_cached = BYTES_CACHE_STATIC if ready else BYTES_CACHE
         maps = linear_maps(network)
         self._adapters = [layer for _, layer in adapter_layers(network)][:1]
         self._bare = sum(linear.weights for linear in maps if not linear.adapter)
@@ -124,7 +120,7 @@ class TrunkMeter:
         lowest = min((linear.block for linear in maps if linear.trained), default=len(maps))
         below = [linear for linear in maps if linear.block >= lowest]
         self._backward = _backward(maps, lowest)
-        # What is left out of a packed call where nobody reads (`pipeline.models.hidden_states`).
+        # What is left out of a packed call where nobody reads (`pipeline.models.packing`).
         ending = [linear for linear in maps if linear.block == maps[-1].block and linear.part == "mlp"]
         self._ending, self._ending_backward = sum(linear.weights for linear in ending), _backward(ending, lowest)
         self._layers_below = len({linear.block for linear in below})
@@ -134,7 +130,7 @@ class TrunkMeter:
         parameters = [parameter for block in blocks_of(network) for parameter in block.parameters()]
         self._trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         self._frozen = sum(weights(parameter) for parameter in parameters) - self._trained
-        trunk(network).register_forward_pre_hook(self._on_call, with_kwargs=True)
+        trunk(network).register_forward_pre_hook(_uncompiled(self._on_call), with_kwargs=True)
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ids: Tensor | None = kwargs.get("input_ids", args[0] if args else None)
@@ -151,7 +147,7 @@ class TrunkMeter:
         again = recomputes(self._block)
         unread = 0 if packing is None or again else tokens - len(packing.read)
         flops = 2.0 * (tokens * (self._bare if bare else self._forward) - unread * self._ending) + pairs * self._layers
-        bytes_ = float(rows * keys * self._cache * self._reads_cached) if keys > new else 0.0
+        bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0
         if torch.is_grad_enabled() and self._trained:
             if again:
                 flops += 2.0 * tokens * self._again + pairs * self._layers
@@ -160,7 +156,7 @@ class TrunkMeter:
                 BYTES_READ_CAST + BYTES_BACKWARD
             )
         else:
-            bytes_ += self._trained * BYTES_READ_HALF + self._frozen * self._reads_frozen
+            bytes_ += self._trained * BYTES_READ_HALF + self._frozen * BYTES_READ_CAST
         self._tally(flops * _times(), bytes_)
 
 
@@ -191,14 +187,19 @@ def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], 
     return on_call
 
 
-def meter(networks: Iterable[CausalLM | Tallied], tally: Tally, *, ready: bool = False) -> None:
-    """Count every call of these networks from here on; one that is named twice is counted once. `ready`: their weights
-    and their cache are in half precision already."""
+def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that is called from within compiled code, or the sums would be part of its graph."""
+    outside: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return outside
+
+
+def meter(networks: Iterable[CausalLM | Tallied], tally: Tally) -> None:
+    """Count every call of these networks from here on; one that is named twice is counted once."""
     for network in {id(lm): lm for lm in networks}.values():
         if isinstance(network, Tallied):
             network.report_to(tally)
             continue
-        TrunkMeter(network, tally, ready)
+        TrunkMeter(network, tally)
         head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
         if isinstance(head, nn.Linear):
-            head.register_forward_pre_hook(_head_hook(ready or bool(head.weight.requires_grad), tally))
+            head.register_forward_pre_hook(_uncompiled(_head_hook(bool(head.weight.requires_grad), tally)))

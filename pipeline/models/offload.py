@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.resources.out_of_memory import MemoryFull, is_out_of_memory
+from pipeline.models.out_of_memory import MemoryFull, is_out_of_memory
 
 Move = Callable[[Tensor], Tensor]
 

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.fp32_heads import scalar
-from pipeline.models.hidden_states import packed_states, states
 from pipeline.models.micro_batches import MicroBatch, picked
-from pipeline.models.packing import Packing
-from pipeline.resources.out_of_memory import Room
+from pipeline.models.out_of_memory import Room
+from pipeline.models.packing import Packing, packed_states, states
 
 
 @dataclass(frozen=True)

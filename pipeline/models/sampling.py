@@ -1,14 +1,21 @@
-"""Sampling responses, with the noise given from outside.
+"""Sampling with the noise given from outside: the seam at which any sampler can stand, and the sampler for a CPU.
 
 Token t of row b is the inverse of the cumulative distribution at ``noise[b, t]``. So a response depends on
 its prompt, the network and its own row of noise alone, not on the batch around it. Policies that are given the
 same noise can be compared with each other under common random numbers: for differences of means only, never for
-the share of answers that are better (`pipeline.stages.heldout`).
+the share of answers that are better (`pipeline.evaluation.heldout`).
+
+The log-probabilities that a loss uses are never a sampler's: they come from the training forward.
+
+transformers has a `generate` of its own, which serves on a card (`pipeline.models.static_sampler`). On a CPU it takes
+two to three times as long for a small network: it reads equal prompts anew, and rows that have ended stay in its
+batch.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,8 +23,8 @@ from torch import Tensor
 from pipeline.models import cpu
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, positions, response_mask
-from pipeline.resources.out_of_memory import Room
 
 BLOCK = 256
 """Tokens that are summed up first where a token is drawn from a large vocabulary."""
@@ -25,6 +32,55 @@ SMALL = 1024
 """A vocabulary up to this size is summed up token by token."""
 KEEP = 0.9
 """Rows that have ended leave the batch when at most this fraction of it is left."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Episodes, and what the sampler's own network said of their tokens."""
+
+    episodes: Episodes
+    logprobs: Tensor | None
+    """(B, T) nats, at the sampling temperature, 0 on invalid tokens. None where the network is that of the training
+    forward, in the same precision."""
+
+
+class Sampler(Protocol):
+    """Samples one response per prompt from the whole distribution; nothing truncates it."""
+
+    def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
+        """queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1), uniform. Raises
+        `MemoryFull`."""
+
+    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
+        """The same with log-probabilities, which show how far the sampler is from the training forward."""
+
+    def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
+        """The likeliest token at each place, at most `longest` of them; the rest as for `sample`."""
+
+
+@dataclass(frozen=True)
+class EagerSampler:
+    """Samples with the network itself, one forward a token; for every architecture and device."""
+
+    lm: CausalLM
+    temperature: float
+    room: Room
+    """Rows in memory at once; changes nothing."""
+    eos_id: int
+    pad_id: int
+
+    def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
+        return self._sample(queries, query_mask, noise, self.temperature)
+
+    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
+        return Drawn(self.sample(queries, query_mask, noise), None)
+
+    def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
+        return self._sample(queries, query_mask, torch.zeros(len(queries), longest), 0.0)
+
+    def _sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor, temperature: float) -> Episodes:
+        ids = {"eos_id": self.eos_id, "pad_id": self.pad_id}
+        return sample(self.lm, queries, query_mask, noise, **ids, temperature=temperature, room=self.room)
 
 
 def sample(

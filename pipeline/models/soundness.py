@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.models.anatomy import CausalLM
-from pipeline.models.hidden_states import states
-from pipeline.models.recompute import recomputing
+from pipeline.models.anatomy import CausalLM, recomputing
+from pipeline.models.packing import states
 
 TOKENS = 8
 TOLERANCE = 1e-2

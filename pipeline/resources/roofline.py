@@ -34,10 +34,6 @@ BYTES_STEP = 40
 BYTES_CACHE = 11
 """Per cached number and sampled token: all is copied to make room for one position more, keys are fp32 and cast, values
 half precision."""
-BYTES_CACHE_STATIC = 2
-"""The same where the cache is static and in half precision: it is read as it is."""
-BYTES_COPY = 6
-"""Per weight of the static sampler's copy and rollout: read in fp32, written in half precision."""
 BYTES_LOGIT = 28
 """Per logit of a forward: written in fp32, then log-softmax and what is summed of it; twice that with its backward."""
 

@@ -8,15 +8,15 @@ from typing import Any, Literal, assert_never
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import Scorer
 from pipeline.errors import UserError
+from pipeline.faults import in_words
 from pipeline.models.fp32_heads import fp32_classes
 from pipeline.models.loading import freeze
+from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
+from pipeline.rewards.classifier_settings import ClassifierSettings
 from pipeline.rewards.folders import label_index
-from pipeline.run.hub import in_words
 
 Output = Literal["log_odds", "logit"]
 OFFSET = "reward_offset"
@@ -80,13 +80,13 @@ def log_odds(logits: Tensor, index: int) -> Tensor:
     return logits[:, index] if others.shape[1] == 0 else logits[:, index] - others.logsumexp(dim=1)
 
 
-def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> ClassifierReward:
+def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room) -> ClassifierReward:
     """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32.
 
     `section` names in messages where the model was configured. Raises `UserError` for a model that cannot be had, that
     is no sequence classifier, or that does not know the label.
     """
-    key, name, revision = f"{section}.model", cfg.model or "", cfg.revision
+    key, name, revision = f"{section}.classifier.model", cfg.model or "", cfg.revision
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     try:
@@ -105,9 +105,9 @@ def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> Classif
     absent = sorted(report["missing_keys"])
     if absent:
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
-    index = label_index(model.config.id2label, cfg.label, f"{section}.label")
-    if not isinstance(tokenizer.model_max_length, int | float):
-        raise UserError(f"{key} = '{name}': its tokenizer's model_max_length is no number")
+    index = label_index(model.config.id2label, cfg.label, f"{section}.classifier.label")
+    if not isinstance(tokenizer.model_max_length, int | float) or not tokenizer.model_max_length >= 1:
+        raise UserError(f"{key} = '{name}': its tokenizer's model_max_length is not a positive number")
     if not isinstance(getattr(model.config, OFFSET, 0.0), int | float):
         raise UserError(f"{key} = '{name}': {OFFSET} in its config.json is no number")
     _prepare(model, tokenizer)

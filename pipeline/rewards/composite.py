@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import DISAGREEMENT
 from pipeline.rewards.base import Calibrated, Completions, standardised
 from pipeline.rewards.ensemble import Ensemble
+from pipeline.rewards.settings import DISAGREEMENT
 
 
 @dataclass(frozen=True)

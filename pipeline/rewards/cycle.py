@@ -13,11 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import Scorer
 from pipeline.data import vocabulary
 from pipeline.data.endings import circle, ending
 from pipeline.data.semantics import judge
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions, Reward, as_scores
 
 
@@ -42,11 +40,6 @@ class CycleJudge:
         """See `Cyclic`."""
         pairs = zip(completions.prompts, completions.texts, strict=True)
         return as_scores([ending(judge(prompt, text)) for prompt, text in pairs])
-
-
-def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> CycleJudge:
-    """It has nothing to configure."""
-    return CycleJudge()
 
 
 def endings_of(judge: Reward, completions: Completions) -> Tensor | None:

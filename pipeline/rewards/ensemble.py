@@ -9,8 +9,8 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import Combine
 from pipeline.rewards.base import Calibrated, Completions
+from pipeline.rewards.learned_settings import Combine
 
 
 @dataclass(frozen=True)

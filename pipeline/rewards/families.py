@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import RewardConfig
 from pipeline.models.loading import CausalLM
 from pipeline.rewards.against import Compare, less_mean
-from pipeline.rewards.learned import RewardModel, bradley_terry_loss, new_reward_model
-from pipeline.rewards.pairwise import PairwiseModel, mean_win, new_pairwise_model, pairwise_loss, preference_logit
+from pipeline.rewards.kinds import KINDS, TRAINED
 from pipeline.rewards.rankings import PairLoss
+from pipeline.rewards.settings import RewardConfig
+
+if TYPE_CHECKING:
+    from pipeline.rewards.learned import RewardModel
 
 
 @dataclass(frozen=True)
@@ -29,26 +33,13 @@ class Family:
     """The reward that an answer gets against opponents."""
 
 
-FAMILIES: dict[str, Family] = {
-    "learned": Family(
-        lambda lm, cfg, device: new_reward_model(lm, cfg.seed, device),
-        RewardModel,
-        bradley_terry_loss,
-        lambda first, second: first - second,
-        less_mean,
-    ),
-    "pairwise": Family(
-        lambda lm, cfg, device: new_pairwise_model(lm, cfg.seed, device, cfg.dimension),
-        PairwiseModel,
-        pairwise_loss,
-        preference_logit,
-        mean_win,
-    ),
-}
-"""By `reward.kind`; what each is, in words for users, stands in `pipeline.config.rewards.LEARNED`."""
+def family_of(kind: str) -> Family:
+    """The family of a kind that is trained here."""
+    family: Family = resolve_name(KINDS[kind].code)
+    return family
 
 
 def compared(kind: str) -> Compare:
     """How a reward of any kind compares an answer with its opponents: a score less their mean, unless its family has
     another way."""
-    return FAMILIES[kind].against if kind in FAMILIES else less_mean
+    return family_of(kind).against if kind in TRAINED else less_mean

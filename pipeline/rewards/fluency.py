@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.rewards.base import guarded
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import Floats, NGrams
 from pipeline.rewards.phrases import Phrases, words_of
@@ -90,24 +91,6 @@ def faults(reading: Reading, thresholds: Thresholds) -> list[str]:
             if value > bound if rule.above else value < bound:
                 broken.append(name)
     return broken
-
-
-def guarded(score: float, faults: int) -> float:
-    """A score of a text without faults, else -1 - faults: below every score in [-1, 1].
-
-    >>> guarded(0.9, 0), guarded(0.9, 1), guarded(-1.0, 0)
-    (0.9, -2.0, -1.0)
-    """
-    return -1.0 - faults if faults else score
-
-
-def faulty(scores: Floats) -> Floats:
-    """1 for each score that `guarded` has given to a text with faults, 0 for the others; any shape.
-
-    >>> faulty(np.array([guarded(-1.0, 0), guarded(0.9, 1)])).tolist()
-    [0.0, 1.0]
-    """
-    return (scores < -1.0).astype(np.float64)
 
 
 def lowest(values: Sequence[float], share: float) -> float:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.fluency import Guard
 
@@ -27,3 +29,8 @@ class FluentLexicon:
     def __call__(self, completions: Completions) -> Tensor:
         rows = zip(completions.prompts, completions.texts, completions.episodes.ended.tolist(), strict=True)
         return as_scores([self.guard.judge(*row).score for row in rows])
+
+
+def load(folder: Path) -> FluentLexicon:
+    """The judge that the stage `judge` left."""
+    return FluentLexicon(Guard.load(folder, load_tokenizer(folder / "tokenizer")))

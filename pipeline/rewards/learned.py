@@ -9,17 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pipeline.config.rewards import RewardConfig
+from pipeline.models.chunking import ranking_rows
 from pipeline.models.fp32_heads import scalar
-from pipeline.models.hidden_states import states
 from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
+from pipeline.models.out_of_memory import Room, no_warning
+from pipeline.models.packing import states
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
-from pipeline.resources.chunking import ranking_rows
-from pipeline.resources.out_of_memory import Room, no_warning
+from pipeline.rewards.against import less_mean
 from pipeline.rewards.base import Completions
+from pipeline.rewards.families import Family
 from pipeline.rewards.rankings import Ranked, RankingLoss, all_pairs_loss, in_order
+from pipeline.rewards.settings import RewardConfig
 from pipeline.training.supervised import Supervised
 
 TRUNK, HEAD = "trunk", "head.safetensors"
@@ -104,14 +106,14 @@ def train_reward_model(
     n, k = ranked.order.shape
     device = ranked.answers[0].query_responses.device
     order, loss_of = ranked.order.to(device), loss_of or partial(all_pairs_loss, loss=bradley_terry_loss)
-    batch = min(cfg.rankings_in_step, n)
-    total = cfg.epochs * (n // batch)
+    batch = min(cfg.learned.rankings_in_step, n)
+    total = cfg.learned.epochs * (n // batch)
     longest = max(answers.query_responses.shape[1] for answers in ranked.answers)
     at_once = ranking_rows(batch, k, longest, device.type == "cuda")
-    room = Room(f"reward.batch_size ({'pairs' if k == 2 else f'rankings of {k}'} at once)", at_once, warn)
+    room = Room(f"reward.learned.batch_size ({'pairs' if k == 2 else f'rankings of {k}'} at once)", at_once, warn)
     steps = Supervised(model, [model.lm], WEIGHT_DECAY, room, checkpointing)
     done = 0
-    for epoch in range(cfg.epochs):
+    for epoch in range(cfg.learned.epochs):
         shuffled = permutation(n, cfg.seed, "reward epoch", epoch).to(device)
         for start in range(0, n - batch + 1, batch):
             rows = shuffled[start : start + batch]
@@ -121,7 +123,16 @@ def train_reward_model(
                 numbers = torch.stack([model(answers.take(some)) for answers in ranked.answers], dim=1)
                 return loss_of(in_order(numbers, order[some])) * (len(some) / batch)
 
-            loss = steps.step(cfg.lr * (1 - done / total), batch, share)
+            loss = steps.step(cfg.learned.lr * (1 - done / total), batch, share)
             done += 1
             progress(done, total, float(loss))
     steps.close()
+
+
+BRADLEY_TERRY = Family(
+    lambda lm, cfg, device: new_reward_model(lm, cfg.seed, device),
+    RewardModel,
+    bradley_terry_loss,
+    lambda first, second: first - second,
+    less_mean,
+)

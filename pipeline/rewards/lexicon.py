@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from pipeline.config.rewards import Scorer
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
 
 
@@ -39,8 +36,3 @@ class LexiconReward:
         """Of one text."""
         compound: float = self._analyzer.polarity_scores(text)["compound"]
         return compound
-
-
-def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> LexiconReward:
-    """It has nothing to configure."""
-    return LexiconReward()

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.ocr import OcrConfig
-from pipeline.config.rewards import Scorer
 from pipeline.errors import UserError
 from pipeline.models.meter import Tallied
-from pipeline.resources.out_of_memory import Room
+from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import Reader, Reading, paddle_reader
 from pipeline.rewards.rendering import plain, render, written
 
@@ -51,7 +50,7 @@ class OcrReward:
     detector's confidence is no number in [0, 1].
     """
 
-    def __init__(self, section: str, cfg: OcrConfig, reader: Reader) -> None:
+    def __init__(self, section: str, cfg: OcrSettings, reader: Reader) -> None:
         self._section, self._cfg, self._reader = section, cfg, reader
         self._known: dict[str, Legibility] = {}
         self._work = Tallied()
@@ -115,7 +114,6 @@ def distance(first: str, second: str) -> int:
     return above[-1]
 
 
-def load(section: str, cfg: Scorer, device: torch.device, room: Room) -> OcrReward:
+def load(section: str, cfg: OcrSettings, device: torch.device, room: Room) -> OcrReward:
     """The networks run on the CPU, whatever the device. Raises `UserError` where they cannot be had."""
-    settings = cfg.ocr or OcrConfig()
-    return OcrReward(section, settings, paddle_reader(section, settings))
+    return OcrReward(section, cfg, paddle_reader(section, cfg))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import seed_of
+from pipeline.rewards.families import Family
 from pipeline.rewards.learned import RewardModel
 
 VECTOR_STD = 0.5
@@ -61,3 +62,12 @@ def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
 def mean_win(mine: Tensor, theirs: Tensor) -> Tensor:
     """The mean probability of beating k opponents, (B,) in (0, 1); embeddings (B, 1 + d) against (B, k, 1 + d)."""
     return preference_logit(mine.double()[:, None], theirs.double()).sigmoid().mean(1).float()
+
+
+GENERAL_PREFERENCE = Family(
+    lambda lm, cfg, device: new_pairwise_model(lm, cfg.seed, device, cfg.pairwise.dimension),
+    PairwiseModel,
+    pairwise_loss,
+    preference_logit,
+    mean_win,
+)

@@ -18,12 +18,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.ocr import OcrConfig
 from pipeline.errors import UserError
+from pipeline.faults import in_words
 from pipeline.resources.packages import check_ocr
 from pipeline.rewards.folders import check_file
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.rendering import GRID, PAPER
-from pipeline.run.hub import in_words
 
 Part = Literal["detector", "recogniser"]
 CROP, SHORTEST = 48, 320
@@ -109,7 +109,7 @@ def reading_order(boxes: Any) -> list[int]:
     return [box for line in lines for box in sorted(line, key=lambda one: (centres[one, 0], one))]
 
 
-def paddle_reader(section: str, cfg: OcrConfig) -> PaddleReader:
+def paddle_reader(section: str, cfg: OcrSettings) -> PaddleReader:
     """The reader of a configuration; `section` names it in messages.
 
     Raises `UserError` where the packages are not installed, or a file is no network of PP-OCR.
@@ -154,7 +154,7 @@ def _settings(name: str, other: str, path: str | None) -> dict[str, Any]:
     }
 
 
-def work_of(cfg: OcrConfig) -> Work:
+def work_of(cfg: OcrSettings) -> Work:
     """The work of a configuration's networks: counted once for files of the user's, known of those that rapidocr
     brings."""
     flops, size = dict(BUNDLED), dict(BUNDLED_BYTES)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config.ocr import OcrConfig
 from pipeline.errors import UserError
+from pipeline.rewards.ocr_settings import OcrSettings
 
 PAPER, INK = 255, 0
 GRID = 32
@@ -68,7 +68,7 @@ def written(text: str, columns: int, characters: int) -> Written:
     return Written(tuple(lines), len(whole) - len(drawn))
 
 
-def render(text: Written, cfg: OcrConfig) -> NDArray[np.uint8]:
+def render(text: Written, cfg: OcrSettings) -> NDArray[np.uint8]:
     """(H, W) grey levels: black on white, turned, blurred, with noise, in this order. H and W are multiples of
     `GRID`."""
     from PIL import Image, ImageDraw, ImageFilter

@@ -76,14 +76,14 @@ _DRIFT = (
 )
 _LEFT = "the policy left the region in which the reward was learned, and its score there means little"
 _LOWER_RATE: tuple[Knob, ...] = (("lower", "optimiser.lr"),)
-_STEPS: tuple[Knob, ...] = (*_LOWER_RATE, ("lower", "train.num_epochs"), ("lower", "algorithm.trpo_delta"))
+_STEPS: tuple[Knob, ...] = (*_LOWER_RATE, ("lower", "train.num_epochs"), ("lower", "algorithm.trpo.delta"))
 _MORE_PENALTY: tuple[Knob, ...] = (
     ("raise", "kl.beta"),
-    ("raise", "kl.beta_end"),
-    ("raise", "kl.beta_stages"),
-    ("lower", "kl.target"),
+    ("raise", "kl.end"),
+    ("raise", "kl.stages"),
+    ("lower", "kl.adaptive.target"),
 )
-_BONUS = ("entropy.coef", "entropy.coef_end", "entropy.coef_stages", "entropy.target")
+_BONUS = ("entropy.coef", "entropy.end", "entropy.stages", "entropy.adaptive.target")
 
 BANDS: dict[str, tuple[Band, ...]] = {
     "objective/kl_exact_per_token": (Band(_MORE_PENALTY, _DRIFT, high=0.5, above=_LEFT),),

@@ -8,9 +8,9 @@ only some trials have (`Stage.only`); in the others it is no input and part of n
 not. The last round has the plain name, those before it are ``train-1``, ``train-2``: who asks for ``train`` gets what
 the trial ended with. A function given as "module:function" is imported when it has to run and not before: to plan, its
 signature is read from the source. Its identity (the key of its artifact) is the hash of its name, the sections of the
-configuration that it declares, the precision that its networks compute in, the digests of its inputs' outputs, and the
-code that it declares. A stage sees only what it declares: reading another section is an `AttributeError`, so nothing
-can influence a result without being part of its key.
+configuration that it declares, the precision that its networks compute in, the digests of its inputs' outputs, and its
+code (`pipeline.run.code`). A stage sees only what it declares: reading another section is an `AttributeError`, so
+nothing can influence a result without being part of its key.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,12 +29,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pipeline.config.effects import content_of
 from pipeline.config.trial import canonical_json, flatten
-from pipeline.errors import Damaged, UserError
+from pipeline.errors import Damaged
+from pipeline.run.code import KEY_DIGITS, Code
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact, Store
 
-KEY_DIGITS = 20
+PROJECT = Code(Path(__file__).parents[2])
 LAST = "last_"
 """How a parameter begins that is an artifact of the round before."""
 FREE_SECTIONS = ("runtime", "caps")
@@ -51,8 +52,8 @@ class Stage:
     run: Callable[..., dict[str, Any]] | str
     """The function, or where it stands: ``pipeline.stages.sft:sft``."""
     sections: tuple[str, ...]
-    modules: tuple[str, ...]
-    """Modules or packages whose code is part of the key."""
+    kinds: Callable[[Any], Collection[str]] = lambda config: ()
+    """Names of the entries of registries that the stage uses, such as the kind of a reward; their code counts."""
     resumable: bool = False
     outside: Callable[[Any], dict[str, str]] | None = None
     """Digests of what the stage reads beside its inputs (the user's own files), made from the configuration."""
@@ -97,16 +98,22 @@ class Stage:
         }
 
     def function(self) -> Callable[..., dict[str, Any]]:
-        """The function itself, imported. Raises `UserError` where the stage's code has changed since its digest was
-        taken."""
+        """The function itself, imported. Raises `UserError` where the stage's code has changed since it was read."""
         if not isinstance(self.run, str):
             return self.run
         module, _, name = self.run.partition(":")
         function: Callable[..., dict[str, Any]] = getattr(importlib.import_module(module), name)
-        for path in _sources_of(self.modules):
-            if _state(path) != _tree_digest(path)[0] and _tree_digest.__wrapped__(path)[1] != _tree_digest(path)[1]:
-                raise UserError(f"{path} was edited while this command was running; run the same command again")
+        PROJECT.check_unchanged(module)
         return function
+
+    def read(self) -> None:
+        """Read its code now, whatever the configuration."""
+        if isinstance(self.run, str):
+            PROJECT.modules(self.run.partition(":")[0], None)
+
+    def code(self, config: Any) -> str:
+        """Hash of its code under a configuration; empty for a function that is given itself."""
+        return PROJECT.digest(self.run.partition(":")[0], self.kinds(config)) if isinstance(self.run, str) else ""
 
 
 Known = Mapping[tuple[str, str], str | None]
@@ -309,7 +316,7 @@ def likeness(stages: Sequence[Stage], config: Any) -> dict[str, str]:
 
 def _configured(stage: Stage, config: Any) -> dict[str, Any]:
     view = vars(_view(stage, config))
-    return {name: _plain(value) for name, value in view.items() if name not in FREE_SECTIONS}
+    return {name: _plain(value, config) for name, value in view.items() if name not in FREE_SECTIONS}
 
 
 def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -322,14 +329,16 @@ def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str
         "stage": stage.name,
         "config": dict(flatten(values)),
         "inputs": {need: digests[need] for need in stage.takes(digests)},
-        "code": code_digest(stage.modules),
+        "code": stage.code(config),
     }
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, config: Any) -> Any:
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return vars(value) if isinstance(value, SimpleNamespace) else value
+        return content_of(value, config)
+    if isinstance(value, SimpleNamespace):
+        return {name: _plain(one, config) for name, one in vars(value).items()}
+    return value
 
 
 def _key(identity: Mapping[str, Any]) -> str:
@@ -355,59 +364,12 @@ def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def code_digest(modules: tuple[str, ...]) -> str:
-    """Hash of the syntax trees of modules (packages: all their files), without comments and docstrings; each file is
-    read once."""
-    trees = "\n".join(_tree_digest(path)[1] for path in _sources_of(modules))
-    return hashlib.sha256(trees.encode()).hexdigest()[:KEY_DIGITS]
-
-
-@lru_cache(maxsize=1024)
-def _tree_digest(path: Path) -> tuple[tuple[int, int], str]:
-    """State of a source file when it was first read, and the hash of its syntax tree."""
-    state = _state(path)
-    tree = ast.dump(_without_docstrings(ast.parse(path.read_text("utf-8"))))
-    return state, hashlib.sha256(tree.encode()).hexdigest()
-
-
-def _state(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
-
-
-@lru_cache(maxsize=64)
-def _sources_of(modules: tuple[str, ...]) -> tuple[Path, ...]:
-    return tuple(sorted({path for module in modules for path in _sources(module)}))
-
-
-def _sources(module: str) -> list[Path]:
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ValueError(f"a stage declares the module '{module}', which does not exist")
-    origin = Path(spec.origin)
-    return list(origin.parent.rglob("*.py")) if spec.submodule_search_locations else [origin]
-
-
-def _without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            body = node.body
-            if (
-                body
-                and isinstance(body[0], ast.Expr)
-                and isinstance(body[0].value, ast.Constant)
-                and isinstance(body[0].value.value, str)
-            ):
-                node.body = body[1:]
-    return tree
-
-
 @lru_cache(maxsize=64)
 def _inputs_in_source(reference: str) -> Mapping[str, bool]:
     """Keyword-only parameters of ``module:function``, and whether they have no default, read from its file. Raises
     `ValueError` where there is no such function."""
     module, _, name = reference.partition(":")
-    tree = ast.parse(_sources(module)[0].read_text("utf-8"))
+    tree = ast.parse((PROJECT.root / module.replace(".", "/")).with_suffix(".py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             defaults = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Literal
 
-from pipeline.config.data import COMMIT
+from pipeline.config.base import COMMIT
 from pipeline.errors import UserError
+from pipeline.faults import in_words
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -119,12 +120,6 @@ def _ask(answer: Future[str], kind: Kind, name: str, revision: str | None) -> No
     files = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
     without = kind == "model" and not any(file.endswith(".safetensors") for file in files)
     answer.set_result("it has no *.safetensors, and pickled weights are never read" if without else "")
-
-
-def in_words(error: Exception) -> str:
-    """Class and first line of a foreign exception."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0][:160]}".rstrip(": ")
 
 
 def _model_is_cached(model: str, revision: str | None) -> bool:

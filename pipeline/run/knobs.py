@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.config.base import Section
+from pydantic import BaseModel
+
 from pipeline.config.effects import inert, value_at
 from pipeline.config.trial import TrialConfig
 
@@ -18,7 +19,7 @@ OF_ADAM = ("optimiser.lr", "train.num_epochs")
 """Keys that change the policy's step only where the optimiser takes it: TRPO's one step per rollout has its own."""
 CONTROLS = {"kl.beta": "kl.control", "entropy.coef": "entropy.control"}
 """Starting values of coefficients, and what says how they move."""
-STAGES = {"kl.beta_stages": "kl.control", "entropy.coef_stages": "entropy.control"}
+STAGES = {"kl.stages": "kl.control", "entropy.stages": "entropy.control"}
 
 
 def acting(knobs: Sequence[Knob], settings: Mapping[str, object]) -> tuple[Knob, ...]:
@@ -53,12 +54,15 @@ def _acts(config: TrialConfig, verb: str, key: str) -> bool:
 
 def _unchecked(settings: Mapping[str, Any]) -> TrialConfig:
     """The configuration without its checks, which a part of one, such as that of an imported trial, might not pass."""
-    parts: dict[str, Any] = {
-        section: info.annotation.model_construct(
-            **{name: settings[f"{section}.{name}"] for name in info.annotation.model_fields
-               if f"{section}.{name}" in settings}
-        )
-        for section, info in TrialConfig.model_fields.items()
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section)
-    }  # fmt: skip
-    return TrialConfig.model_construct(**parts)
+    made: TrialConfig = _constructed(TrialConfig, settings, "")
+    return made
+
+
+def _constructed(model: type[BaseModel], settings: Mapping[str, Any], prefix: str) -> Any:
+    values: dict[str, Any] = {}
+    for name, info in model.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            values[name] = _constructed(info.annotation, settings, f"{prefix}{name}.")
+        elif f"{prefix}{name}" in settings:
+            values[name] = settings[f"{prefix}{name}"]
+    return model.model_construct(**values)

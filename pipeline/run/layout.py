@@ -135,10 +135,6 @@ class StudyFolder:
         return self.path / "search.json"
 
     @property
-    def optuna_uri(self) -> str:
-        return f"sqlite:///{self.optuna_file}"
-
-    @property
     def optuna_file(self) -> Path:
         return self.path / "optuna.db"
 

@@ -1,4 +1,4 @@
-"""A content-addressed store of finished folders: key, lock, atomic publish, verify, collect.
+"""A content-addressed store of finished folders: key, lock, atomic publish, verify.
 
     <root>/<stage>/<key>/            finished: files and, written last, manifest.json
     <root>/<stage>/.partial/<key>/   being built, with the token of its builder; survives a kill, so that a resumable
@@ -18,7 +18,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -163,19 +163,6 @@ class Store:
                 if "config" in identity:  # imported artifacts have none
                     yield identity
 
-    def gc(self, keep: Collection[tuple[str, str]]) -> list[Path]:
-        """Delete finished and damaged artifacts that are not in `keep` (stage, key); return what went."""
-        doomed = [
-            path
-            for path in (*self.root.glob("*/*"), *self.root.glob("*/.damaged/*"))
-            if path.is_dir() and (path.parent.name == ".damaged" or not path.name.startswith("."))
-        ]
-        gone = [path for path in doomed if (path.parent.name, path.name) not in keep]
-        gone += [path for path in self.root.glob("*/.kept/*") if (path.parents[1].name, path.name) not in keep]
-        for path in gone:
-            shutil.rmtree(path)
-        return gone
-
     @contextmanager
     def _held(self, path: Path) -> Iterator[None]:
         lock = FileLock(path)
@@ -241,7 +228,7 @@ def write_manifest(
     finished: str | None = None,
 ) -> None:
     """State what a folder holds; the last file written before it is published. `finished`: now, by default."""
-    files = dict(_hash_files(path))
+    files = {name: file_digest(file) for name, file in _files(path)}
     finished = finished or datetime.now(UTC).isoformat(timespec="microseconds")
     content = {
         "stage": stage,
@@ -361,10 +348,6 @@ def _state(path: Path) -> list[int]:
 def _as_published(path: Path, state: Any) -> bool:
     """Whether a file has this size and time."""
     return path.is_file() and _state(path) == state
-
-
-def _hash_files(root: Path) -> Iterator[tuple[str, str]]:
-    return ((name, file_digest(path)) for name, path in _files(root))
 
 
 def file_digest(path: Path) -> str:

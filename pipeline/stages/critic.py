@@ -14,18 +14,18 @@ import pandas as pd
 import torch
 
 from pipeline.config.trial import TrialConfig
+from pipeline.data.prompt_set import PromptSet
 from pipeline.models.critic import save_critic
 from pipeline.models.loading import device_of
 from pipeline.models.meter import meter
+from pipeline.models.out_of_memory import Room
+from pipeline.models.process import spending
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.out_of_memory import Room
+from pipeline.rewards.new_actor import load_reference, with_critic
+from pipeline.rewards.scored_samples import SAMPLES, read_scores
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet
-from pipeline.stages.new_actor import load_reference, with_critic
-from pipeline.stages.scored_samples import SAMPLES, read_scores
-from pipeline.stages.spending import spending
 from pipeline.training.judging import final_scores
 from pipeline.training.value_pretraining import ScoredResponses, pretrain
 
@@ -45,9 +45,7 @@ def critic(
     ledger = Ledger(device.type == "cuda")
     with spending(out, device, ledger.cost):
         # At the start the policy is the reference, with an adapter or without.
-        actor = with_critic(
-            load_reference(sft, cfg.adapter.quantize, device), cfg, cfg.values.seed, sft, reward, device
-        )
+        actor = with_critic(load_reference(sft, cfg.adapter.quantize, device), cfg, 0, sft, reward, device)
         steps = cfg.critic.pretraining_steps
         actor.lm.requires_grad_(False)  # before the meter looks at what is trained
         meter(actor.networks, ledger.work)
@@ -57,7 +55,7 @@ def critic(
         with ledger.timed("train"):
             explained = pretrain(
                 actor, samples, steps, cfg.train.batch_size, cfg.critic.pretraining_lr, cfg.algorithm.gamma,
-                cfg.values.seed, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),
+                0, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),
             )  # fmt: skip
         save_critic(actor, out / "critic.safetensors")
     # Rewards that are all equal have no variance, and files hold no NaN.

@@ -1,8 +1,8 @@
 """Stage 6: the policy's answers to held-out prompts against all draws of the reference's, by the gold judge.
 
-Both are drawn with independent noise (`pipeline.stages.heldout`). With `evaluate.best_of` above 1 the policy answers
-with the best of so many samples by the training reward (`pipeline.stages.best_of`). Beside the answers, both networks
-are measured on held-out texts (`pipeline.stages.perplexity`). Writes ``prompts.parquet`` (a row per prompt),
+Both are drawn with independent noise (`pipeline.evaluation.heldout`). With `evaluate.best_of` above 1 the policy
+answers with the best of so many samples by the training reward (`pipeline.evaluation.best_of`). Beside the answers,
+both networks are measured on held-out texts (`pipeline.models.texts`). Writes ``prompts.parquet`` (a row per prompt),
 ``samples.parquet`` (its first rows) and ``summary.json``.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +20,53 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.config.rewards import GUARDED
 from pipeline.config.trial import TrialConfig
 from pipeline.data.endings import circle
+from pipeline.data.prompt_set import PromptSet
+from pipeline.evaluation.best_of import Chosen, choose, kl_of_chosen
+from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.meter import meter
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
+from pipeline.models.process import rollout_room, spending
+from pipeline.models.texts import encode, perplexity
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.out_of_memory import Room
-from pipeline.rewards.base import Completions
+from pipeline.rewards.base import Completions, faulty
+from pipeline.rewards.composite import Proxy
 from pipeline.rewards.cycle import endings_of
-from pipeline.rewards.fluency import faulty
+from pipeline.rewards.kinds import GUARDED
+from pipeline.rewards.new_actor import load_reference
+from pipeline.rewards.stored import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.agreement import preferences
-from pipeline.stages.best_of import Chosen, choose, kl_of_chosen
-from pipeline.stages.common import PromptSet, further_judges, judge_of, reward_of, rollout_room
-from pipeline.stages.heldout import Draws, answers, heldout_prompts
-from pipeline.stages.new_actor import load_reference
-from pipeline.stages.perplexity import heldout_texts, perplexity
-from pipeline.stages.spending import spending
 from pipeline.training.token_stats import token_stats
 
 FloatGrid = NDArray[np.float64]
 AFTER = 3
 """Steps after the answers: judging, drift, texts."""
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """What is evaluated, and with what."""
+
+    cfg: TrialConfig
+    reporter: Reporter
+    device: torch.device
+    room: Room
+    ledger: Ledger
+    data: PromptSet
+    drawn: Draws
+    policy: CausalLM
+
+    def progress(self, done: int, note: str = "") -> None:
+        """`done`: answers to each prompt, then the steps after them."""
+        self.reporter.progress("evaluate", done, self.cfg.evaluate.best_of + AFTER, note)
 
 
 def evaluate(
@@ -63,107 +82,94 @@ def evaluate(
     judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
-    device, steps = device_of(cfg.runtime.device), cfg.evaluate.best_of + AFTER
-    ledger = Ledger(device.type == "cuda")
+    device, draws = device_of(cfg.runtime.device), cfg.evaluate.best_of
+    ledger, room = Ledger(device.type == "cuda"), rollout_room(cfg.runtime, reporter.warn)
     # Only a choice among several answers is charged, so only then is its work recorded.
-    with spending(out, device, ledger.cost if cfg.evaluate.best_of > 1 else dict):
-        drawn = Draws.load(reference)
-        data = heldout_prompts(cfg, prompts)
-        texts = heldout_texts(prompts, data.tokenizer, cfg.evaluate.texts, cfg.sft.max_tokens)
-        table, capability = _measured(cfg, reporter, data, texts, sft, reward, drawn, train, judge, device, ledger)
-        summary = summarise(table, drawn.count) | capability | of_reward(reward)
+    with spending(out, device, ledger.cost if draws > 1 else dict):
+        data, policy = heldout_prompts(cfg, prompts), freeze(load_snapshot(train.path / "policy", device))
+        bench = _Bench(cfg, reporter, device, room, ledger, data, Draws.load(reference), policy)
+        chosen = _answered(bench, reward_of(reward, device, room))
+        bench.progress(draws, "judging")
+        columns, points = _judged(bench, chosen, judge)
+        bench.progress(draws + 1, "drift")
+        base = freeze(load_reference(sft, cfg.adapter.quantize, device))
+        columns |= _drifted(bench, chosen, base) | points
+        bench.progress(draws + 2, "texts")
+        kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(cfg.evaluate.texts).tolist()
+        texts = encode(data.tokenizer, kept, cfg.sft.max_tokens)
+        capability = {
+            "eval/perplexity_texts": perplexity(policy, texts, room),
+            "eval/perplexity_texts_reference": perplexity(base, texts, room),
+        }
+        table = pd.DataFrame(columns)
+        summary = summarise(table, bench.drawn.count) | capability | of_reward(reward)
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
         write_json(out / "summary.json", summary)
-        reporter.progress("evaluate", steps, steps)
+        bench.progress(draws + AFTER)
         return {"summary": summary, "prompts": len(table)}
 
 
-def _measured(
-    cfg: TrialConfig,
-    reporter: Reporter,
-    data: PromptSet,
-    texts: list[list[int]],
-    sft: Artifact,
-    reward: Artifact,
-    drawn: Draws,
-    train: Artifact,
-    judge: Artifact | None,
-    device: torch.device,
-    ledger: Ledger,
-) -> tuple[pd.DataFrame, dict[str, float]]:
-    """The rows of ``prompts.parquet``, and the perplexities on `texts`. Raises `MemoryFull`."""
-    room, first, draws = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.first_prompt, cfg.evaluate.best_of
-    policy = freeze(load_snapshot(train.path / "policy", device))
-    chosen = _answered(cfg, reporter, policy, data, reward, device, room, ledger)
-    mine = chosen.answers
-    reporter.progress("evaluate", draws, draws + AFTER, "judging")
-    further, proxy = further_judges(cfg.gold, device, room), chosen.proxy.double().numpy()
-    gold_judge = judge_of(cfg.gold, device, room, judge)
-    gold, endings = gold_judge(mine).double().numpy(), endings_of(gold_judge, mine)
-    ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
-    reporter.progress("evaluate", draws + 1, draws + AFTER, "drift")
-    reference = freeze(load_reference(sft, cfg.adapter.quantize, device))
-    with Precision.of(device).autocast():
-        kl, entropy, ref_nats, log_ratios = drift(policy, reference, mine.episodes, cfg.evaluate.temperature, room)
-    # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
-    own_kl = kl.sum(1).double() if draws == 1 else kl_of_chosen(draws, log_ratios)
-    reporter.progress("evaluate", draws + 2, draws + AFTER, "texts")
-    capability = {
-        "eval/perplexity_texts": perplexity(policy, texts, room),
-        "eval/perplexity_texts_reference": perplexity(reference, texts, room),
-    }
-    table = pd.DataFrame(
-        {
-            "prompt_id": range(first, first + len(data.texts)),
-            "prompt": data.texts,
-            "policy_completion": mine.texts,
-            "policy_gold": gold,
-            "policy_proxy": proxy,
-            "policy_length": mine.episodes.lengths.cpu().numpy(),
-            "policy_eos": mine.episodes.ended.cpu().numpy(),
-            **({} if endings is None else {"policy_ending": endings.double().numpy()}),
-            **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
-            **of_reference(drawn),
-            **(of_faults(gold, drawn.grid("gold")) if cfg.gold.kind == GUARDED else {}),
-            "kl": own_kl.numpy(),
-            "entropy": entropy.sum(1).double().numpy(),
-            "reference_nats": ref_nats.sum(1).double().numpy(),
-            **{f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()},
-            **{f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()},
-        }
-    )
-    return table, capability
-
-
-def _answered(
-    cfg: TrialConfig,
-    reporter: Reporter,
-    policy: CausalLM,
-    data: PromptSet,
-    reward: Artifact,
-    device: torch.device,
-    room: Room,
-    ledger: Ledger,
-) -> Chosen:
-    """The policy's answers, and what choosing them took in `ledger`. Raises `MemoryFull`."""
-    proxy, draws = reward_of(reward, device, room), cfg.evaluate.best_of
-    if draws > 1:
-        meter([policy, *proxy.networks], ledger.work)
+def _answered(bench: _Bench, proxy: Proxy) -> Chosen:
+    """The policy's answers, and what choosing them took in the ledger. Raises `MemoryFull`."""
+    cfg, ledger, count = bench.cfg, bench.ledger, bench.cfg.evaluate.best_of
+    if count > 1:
+        meter([bench.policy, *proxy.networks], ledger.work)
 
     def draw(number: int) -> Completions:
-        reporter.progress("evaluate", number, draws + AFTER, "sampling")
+        bench.progress(number, "sampling")
+        stream = ["policy", number] if number else ["policy"]
         with ledger.timed("generate"):
-            return answers(cfg, policy, data, device, room, "policy", *([number] if number else []))
+            return answers(cfg, bench.policy, bench.data, bench.device, bench.room, *stream)
 
     def score(drawn: Completions) -> tuple[Tensor, Mapping[str, Tensor]]:
         with ledger.timed("score"):
             return proxy.explained(drawn)
 
-    chosen = choose(draws, draw, score)
+    chosen = choose(count, draw, score)
     ledger.generated_tokens = chosen.sampled_tokens
     return chosen
+
+
+def _judged(bench: _Bench, chosen: Chosen, judge: Artifact | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Columns of the answers and of how they compare with the reference's; and those of parts of the reward and of
+    further judges."""
+    cfg, drawn, data, mine = bench.cfg, bench.drawn, bench.data, chosen.answers
+    first, proxy = cfg.evaluate.first_prompt, chosen.proxy.double().numpy()
+    gold_judge = judge_of(cfg.gold, bench.device, bench.room, judge)
+    further = further_judges(cfg.gold, bench.device, bench.room)
+    gold, endings = gold_judge(mine).double().numpy(), endings_of(gold_judge, mine)
+    ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
+    columns = {
+        "prompt_id": range(first, first + len(data.texts)),
+        "prompt": data.texts,
+        "policy_completion": mine.texts,
+        "policy_gold": gold,
+        "policy_proxy": proxy,
+        "policy_length": mine.episodes.lengths.cpu().numpy(),
+        "policy_eos": mine.episodes.ended.cpu().numpy(),
+        **({} if endings is None else {"policy_ending": endings.double().numpy()}),
+        **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
+        **of_reference(drawn),
+        **(of_faults(gold, drawn.grid("gold")) if cfg.gold.kind == GUARDED else {}),
+    }
+    points = {f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()}
+    return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
+
+
+def _drifted(bench: _Bench, chosen: Chosen, reference: CausalLM) -> dict[str, Any]:
+    """Columns of the drift from the reference. Raises `MemoryFull`."""
+    episodes, evaluation = chosen.answers.episodes, bench.cfg.evaluate
+    with Precision.of(bench.device).autocast():
+        kl, entropy, nats, log_ratios = drift(bench.policy, reference, episodes, 1.0, bench.room)
+    # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
+    own_kl = kl.sum(1).double() if evaluation.best_of == 1 else kl_of_chosen(evaluation.best_of, log_ratios)
+    return {
+        "kl": own_kl.numpy(),
+        "entropy": entropy.sum(1).double().numpy(),
+        "reference_nats": nats.sum(1).double().numpy(),
+    }
 
 
 def of_reference(drawn: Draws) -> dict[str, Any]:
@@ -213,7 +219,7 @@ def drift(
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
     """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; see
-    pipeline/run/metrics.py."""
+    pipeline/run/metrics.csv."""
     tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
     words = [completion.split() for completion in table["policy_completion"]]
     summary = {

@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.labels import UNLABELLED
+from pipeline.data.cleaning import UNLABELLED
 from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
-from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.evaluation.judge_errors import Adversary, Opening, class_errors, errors, rates, shortened
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.fluency import FEWEST, RULES, Guard, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
@@ -28,7 +29,6 @@ from pipeline.rewards.phrases import Phrases
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.judge_errors import Adversary, Opening, class_errors, errors, rates, shortened
 
 FOLDS = 5
 """One of so many training texts sets the thresholds."""

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from pipeline.config.trial import TrialConfig
+from pipeline.evaluation.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.intervals import student
 from pipeline.models.loading import device_of, freeze
+from pipeline.models.process import rollout_room, spending
 from pipeline.rewards.cycle import endings_of
+from pipeline.rewards.new_actor import load_reference
+from pipeline.rewards.stored import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import further_judges, judge_of, reward_of, rollout_room
-from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
-from pipeline.stages.new_actor import load_reference
-from pipeline.stages.spending import spending
 
 
 def reference(
@@ -39,52 +38,39 @@ def reference(
     """Draw and score `evaluate.reference_draws` answers of the reference to every held-out prompt."""
     device = device_of(cfg.runtime.device)
     with spending(out, device):
-        return _reference(cfg, out, reporter, prompts, sft, reward, judge, device)
-
-
-def _reference(
-    cfg: TrialConfig,
-    out: Path,
-    reporter: Reporter,
-    prompts: Artifact,
-    sft: Artifact,
-    reward: Artifact,
-    judge: Artifact | None,
-    device: torch.device,
-) -> dict[str, Any]:
-    room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
-    data = heldout_prompts(cfg, prompts)
-    model = freeze(load_reference(sft, cfg.adapter.quantize, device))
-    further = further_judges(cfg.gold, device, room)
-    gold, proxy = judge_of(cfg.gold, device, room, judge), reward_of(reward, device, room)
-    tables = []
-    for draw in range(count):
-        reporter.progress("reference", draw, count, "sampling and judging")
-        drawn = answers(cfg, model, data, device, room, "reference", draw)
-        scores, parts = proxy.explained(drawn)
-        columns = {
-            "prompt_id": range(cfg.evaluate.first_prompt, cfg.evaluate.first_prompt + len(data.texts)),
-            "draw": draw,
-            "prompt": data.texts,
-            "completion": drawn.texts,
-            "gold": gold(drawn).double().numpy(),
-            "proxy": scores.double().numpy(),
-            "length": drawn.episodes.lengths.cpu().numpy(),
-            "eos": drawn.episodes.ended.cpu().numpy(),
-        }
-        if (endings := endings_of(gold, drawn)) is not None:
-            columns["ending"] = endings.double().numpy()
-        columns |= {f"reward/{name}": part.double().numpy() for name, part in parts.items()}
-        columns |= {f"gold/{name}": one(drawn).double().numpy() for name, one in further.items()}
-        tables.append(pd.DataFrame(columns))
-    table = pd.concat(tables).sort_values(["prompt_id", "draw"], ignore_index=True)
-    table.to_parquet(out / DRAWS, index=False)
-    summary = summarise(Draws(table, count))
-    write_json(out / "summary.json", summary)
-    reporter.progress("reference", count, count)
-    half = summary["gold_high"] - summary["gold"]
-    note = f"gold {summary['gold']:.3f} ± {half:.3f} judge points, {len(data.texts)} prompts, {count} draws each"
-    return {"note": note, "draws": count, **summary}
+        room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
+        data = heldout_prompts(cfg, prompts)
+        model = freeze(load_reference(sft, cfg.adapter.quantize, device))
+        further = further_judges(cfg.gold, device, room)
+        gold, proxy = judge_of(cfg.gold, device, room, judge), reward_of(reward, device, room)
+        tables = []
+        for draw in range(count):
+            reporter.progress("reference", draw, count, "sampling and judging")
+            drawn = answers(cfg, model, data, device, room, "reference", draw)
+            scores, parts = proxy.explained(drawn)
+            columns = {
+                "prompt_id": range(cfg.evaluate.first_prompt, cfg.evaluate.first_prompt + len(data.texts)),
+                "draw": draw,
+                "prompt": data.texts,
+                "completion": drawn.texts,
+                "gold": gold(drawn).double().numpy(),
+                "proxy": scores.double().numpy(),
+                "length": drawn.episodes.lengths.cpu().numpy(),
+                "eos": drawn.episodes.ended.cpu().numpy(),
+            }
+            if (endings := endings_of(gold, drawn)) is not None:
+                columns["ending"] = endings.double().numpy()
+            columns |= {f"reward/{name}": part.double().numpy() for name, part in parts.items()}
+            columns |= {f"gold/{name}": one(drawn).double().numpy() for name, one in further.items()}
+            tables.append(pd.DataFrame(columns))
+        table = pd.concat(tables).sort_values(["prompt_id", "draw"], ignore_index=True)
+        table.to_parquet(out / DRAWS, index=False)
+        summary = summarise(Draws(table, count))
+        write_json(out / "summary.json", summary)
+        reporter.progress("reference", count, count)
+        half = summary["gold_high"] - summary["gold"]
+        note = f"gold {summary['gold']:.3f} ± {half:.3f} judge points, {len(data.texts)} prompts, {count} draws each"
+        return {"note": note, "draws": count, **summary}
 
 
 def summarise(draws: Draws) -> dict[str, float]:

@@ -5,12 +5,12 @@ the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`
 model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
 ending_second of a cyclic judge; each comparison of a ranking is a pair) and ``pair_responses.parquet`` (the training
 pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The models of an ensemble lie in
-``members/<number>/`` below. With `reward.against`, also ``opponents.parquet`` (`pipeline.stages.opponent_table`), and
+``members/<number>/`` below. With `reward.against`, also ``opponents.parquet`` (`pipeline.rewards.opponents`), and
 what they took in ``log/opponents.json``.
 
-In a later round (``reward.rounds``) the pairs are samples of the policy trained so far, the model starts anew from the
-reference, and all scales are set on the same reference samples again, so that beta keeps its meaning. Against opponents
-that move with the policy, the scales are those of the first round.
+In a later round (``reward.learned.rounds``) the pairs are samples of the policy trained so far, the model starts anew
+from the reference, and all scales are set on the same reference samples again, so that beta keeps its meaning. Against
+opponents that move with the policy, the scales are those of the first round.
 """
 
 from __future__ import annotations
@@ -25,45 +25,49 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.config.rewards import DISAGREEMENT, FURTHER, JUDGE, PartConfig, is_judged, part_key
+from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
+from pipeline.data.prompt_set import PromptSet
+from pipeline.models.anatomy import check_room
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.meter import meter
-from pipeline.models.positions import check_room
+from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
-from pipeline.models.sampler import EagerSampler
+from pipeline.models.process import rollout_room, spending
+from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.against import Against
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.ensemble import Ensemble, Rule
-from pipeline.rewards.families import FAMILIES, Family, compared
+from pipeline.rewards.families import Family, compared, family_of
+from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned import LearnedReward, train_reward_model
+from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
+from pipeline.rewards.opponents import draw_opponents, numbers_of, save_opponents, tables
+from pipeline.rewards.pair_responses import RESPONSES, response_table
+from pipeline.rewards.preferences import (
+    TEMPERATURE,
+    Collection,
+    Gold,
+    Pairs,
+    accuracy,
+    given_pairs,
+    given_rankings,
+    judged_pairs,
+    judged_rankings,
+    written,
+)
 from pipeline.rewards.rankings import Ranked, all_pairs_loss, plackett_luce_loss
 from pipeline.rewards.registry import ready
+from pipeline.rewards.settings import DISAGREEMENT, PartConfig, part_key
+from pipeline.rewards.stored import ensemble_note, further_judges, judge_of, member_folders, part_folder
+from pipeline.rewards.trunk import TrunkSource, member_seed
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import (
-    PromptSet,
-    ensemble_note,
-    further_judges,
-    judge_of,
-    member_folders,
-    part_folder,
-    rollout_room,
-)
-from pipeline.stages.opponent_table import save_opponents, tables
-from pipeline.stages.opponents import draw_opponents, numbers_of
-from pipeline.stages.pair_responses import RESPONSES, response_table
-from pipeline.stages.preference_pairs import Gold, Pairs, accuracy, given_pairs, judged_pairs
-from pipeline.stages.rankings import given_rankings, judged_rankings
-from pipeline.stages.reward_round import TEMPERATURE, Collection, written
-from pipeline.stages.reward_trunk import TrunkSource, member_seed
-from pipeline.stages.rounds import carried_on, has_ended
-from pipeline.stages.spending import spending
+from pipeline.training.rounds import carried_on, has_ended
 
 _Unseen = list[tuple[Completions, Tensor]]
 """Reference samples with the judge's scores (n,)."""
@@ -128,22 +132,21 @@ def reward(
     device = device_of(cfg.runtime.device)
     ledger, part = Ledger(device.type == "cuda"), Collection.of(cfg.rounds, last_reward, last_train)
     with spending(out, device, ledger.cost), ledger.timed("reward"):
-        made = _reward(cfg, out, reporter, prompts, sft, judge, device, ledger, part)
+        made = _made(_bench(cfg, reporter, prompts, sft, judge, ledger, part), out)
     part.charge(out, ledger)
-    return made
+    return {**made, **part.described(sft)}
 
 
-def _reward(
+def _bench(
     cfg: TrialConfig,
-    out: Path,
     reporter: Reporter,
     prompts: Artifact,
     sft: Artifact,
     judge: Artifact | None,
-    device: torch.device,
     ledger: Ledger,
     part: Collection,
-) -> dict[str, Any]:
+) -> _Bench:
+    device = device_of(cfg.runtime.device)
     reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
     policy = reference if part.last_train is None else freeze(load_snapshot(part.last_train.path / "policy", device))
     meter([reference] if policy is reference else [reference, policy], ledger.work)
@@ -151,9 +154,14 @@ def _reward(
     check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
     room = rollout_room(cfg.runtime, reporter.warn)
     gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
-    bench = _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy)
+    return _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy)
+
+
+def _made(bench: _Bench, out: Path) -> dict[str, Any]:
+    """Make and write the reward; returns its metadata."""
+    cfg, part = bench.cfg, bench.part
     composite = cfg.reward.kind == "composite"
-    rows = torch.arange(cfg.reward.calibration_samples) % len(data.texts)
+    rows = torch.arange(cfg.reward.calibration_samples) % len(bench.data.texts)
     samples = bench.answers(rows, "calibration", cfg.reward.seed)
     raw, summary, unseen = _parts(bench, out, composite, samples)
     if cfg.reward.against != "none":
@@ -185,7 +193,7 @@ def _reward(
     pd.concat(scored).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     parts = {
-        name: {"spec": spec.model_dump(mode="json"), "mean": scales[name][0], "std": scales[name][1]}
+        name: {"spec": content_of(spec, cfg), "mean": scales[name][0], "std": scales[name][1]}
         | ensemble_note(raw[name])
         for name, spec in specs.items()
     }
@@ -198,7 +206,6 @@ def _reward(
         "std": std,
         "note": _note(summary),
         **summary,
-        **part.described(sft),
     }
 
 
@@ -226,12 +233,12 @@ def _parts(
     unseen: _Unseen = []
     for name, spec in bench.cfg.reward.scorers().items():
         key = part_key(name, composite)
-        if spec.kind in FAMILIES:
+        if spec.kind in TRAINED:
             raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite), samples)
             unseen = unseen or fresh  # parts learned from the judge share their pairs
             summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
         else:
-            raw[name] = ready(key, spec.kind, spec, bench.device, bench.room)
+            raw[name] = ready(key, spec, bench.device, bench.room)
             meter(raw[name].networks, bench.ledger.work)
     return raw, summary, unseen
 
@@ -297,7 +304,7 @@ def _learn(
     part, composite, name = bench.part, cfg.kind == "composite", key.rpartition(".")[2]
     pairs, gold, temperature = _collected(bench, spec, key)
     train, kept = pairs.halves()
-    family, ranked = FAMILIES[spec.kind], pairs.to_learn()
+    family, ranked = family_of(spec.kind), pairs.to_learn()
     first, second = pairs.first.episodes.take(train), pairs.second.episodes.take(train)
     learned_from = response_table(first, second, pairs.first_wins[train])
     earlier = part.earlier(name, composite, cfg) if gold else None
@@ -316,7 +323,7 @@ def _learn(
     measured: dict[str, Any] = {"train_pairs": len(learned_from) // 2, **({"pairs": pairs.note} if pairs.note else {})}
     if pairs.rankings is not None:
         measured["train_rankings"] = len(ranked.order)
-    if cfg.trunk == "scratch":
+    if cfg.learned.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
     margin = family.margin(learned(answers[0]), learned(answers[1]))
     measured |= accuracy(margin, judged.gap, pairs.first_wins[kept], pairs.groups or pairs.openings()[kept])
@@ -332,13 +339,13 @@ def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold |
     """The preferences of a part; where a judge labels them, what he gives for both sides and his temperature, in judge
     points."""
     cfg, part, judged = bench.cfg.reward, bench.part, is_judged(spec.preferences)
-    judge, prompts, in_pairs = bench.judge(spec.preferences), len(bench.data.texts), cfg.ranked == 2
+    judge, prompts, in_pairs = bench.judge(spec.preferences), len(bench.data.texts), cfg.learned.ranked == 2
     if judged and in_pairs:
         prefix = f"{key.rpartition('.')[2]}/" if cfg.kind == "composite" else ""
         return judged_pairs(bench.compared, judge, prompts, cfg, part, prefix)
     if judged:
         return judged_rankings(bench.compared, judge, prompts, cfg)
-    check_room(bench.reference, "reward.max_tokens", cfg.max_tokens)
+    check_room(bench.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
     source = spec.preferences, f"{key}.preferences"
     if in_pairs:
         return given_pairs(*source, bench.prompts, bench.data, cfg, bench.device), None, 0.0
@@ -354,14 +361,14 @@ def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked,
     )  # fmt: skip
     loss = (
         plackett_luce_loss
-        if cfg.ranked > 2 and cfg.ranking_loss == "plackett_luce"
+        if cfg.learned.ranked > 2 and cfg.learned.ranking_loss == "plackett_luce"
         else partial(all_pairs_loss, loss=family.loss)
     )
-    for member, folder in enumerate(member_folders(out, cfg.ensemble)):
+    for member, folder in enumerate(member_folders(out, cfg.learned.ensemble)):
         own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})
         model = family.new(trunk(own.seed), own, bench.device)
         meter([model.lm], bench.ledger.work)
-        told = _progress(bench.reporter, f", model {member + 1} of {cfg.ensemble}" * (cfg.ensemble > 1))
+        told = _progress(bench.reporter, f", model {member + 1} of {cfg.learned.ensemble}" * (cfg.learned.ensemble > 1))
         train_reward_model(model, ranked, own, told, runtime.gradient_checkpointing, bench.reporter.warn, loss)
         freeze(model).save(folder)
         models.append(LearnedReward(model, bench.room))
@@ -369,7 +376,7 @@ def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked,
         return models[0]
     scales = [calibration(model(samples), f"{key}, model {at}") for at, model in enumerate(models, 1)]
     members = [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)]
-    return Ensemble(members, Rule(cfg.combine, cfg.worst_k, cfg.uncertainty_weight))
+    return Ensemble(members, Rule(cfg.learned.combine, cfg.learned.worst_k, cfg.learned.uncertainty_weight))
 
 
 def _progress(reporter: Reporter, which: str = "") -> Callable[[int, int, float], None]:

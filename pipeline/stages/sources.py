@@ -8,15 +8,17 @@ from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.config.rewards import PREFERENCES, PartConfig, is_judged, part_key
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, check_columns, digests, fingerprint
-from pipeline.data.rankings import rankings_of
+from pipeline.data.preferences import rankings_of
 from pipeline.errors import UserError
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
+from pipeline.rewards import own
 from pipeline.rewards.folders import check_classifier, check_file
+from pipeline.rewards.kinds import is_own
+from pipeline.rewards.learned_settings import PREFERENCES, is_judged
 from pipeline.run.hub import check_model
 from pipeline.run.store import file_digest
 
@@ -35,14 +37,17 @@ def base(config: TrialConfig) -> dict[str, str]:
 
 def scorers(config: TrialConfig) -> dict[str, str]:
     """Digests of the files of every classifier that rewards or judges and is a folder, and of every font and network of
-    an OCR reader; hub ids are pinned by their revisions instead."""
-    parts = [*config.judges.values(), *config.reward.scorers().values()]
-    found = [_folder_digests(part.model, Path(part.model)) for part in parts if part.model]
-    files = [path for part in parts if part.ocr for path in part.ocr.files.values()]
-    return {
-        **{name: digest for digests in found for name, digest in digests.items()},
-        **{path: file_digest(Path(path)) for path in files if is_file(Path(path))},
-    }
+    an OCR reader, and the module of every class of the user's own; hub ids are pinned by their revisions instead."""
+    found: dict[str, str] = {}
+    for part in config.scorers.values():
+        if part.kind == "classifier":
+            found |= _folder_digests(part.chosen.model, Path(part.chosen.model))
+        elif part.kind == "ocr":
+            paths = part.chosen.files.values()
+            found |= {path: file_digest(Path(path)) for path in paths if is_file(Path(path))}
+        elif is_own(part.kind) and (file := own.file_of(part.kind, config.runtime.code)):
+            found[part.kind] = file_digest(file)
+    return found
 
 
 def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
@@ -91,25 +96,28 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
         check_model("model.base", config.model.base, config.model.revision, pinned=False)
     if {"reward", "reference", "values", "train", "evaluate"} & set(stages):
-        for key, part in {**config.judges, **_parts(config)}.items():
-            if part.model is not None:
-                check_model(f"{key}.model", part.model, part.revision, pinned=True)
-                check_classifier(f"{key}.model", part.model, part.label)
-            if part.ocr is not None:
+        for key, part in config.scorers.items():
+            if part.kind == "classifier":
+                model = part.chosen
+                check_model(f"{key}.classifier.model", model.model, model.revision, pinned=True)
+                check_classifier(f"{key}.classifier.model", model.model, model.label)
+            elif part.kind == "ocr":
                 check_ocr(f"{key}.kind")
-                for name, path in part.ocr.files.items():
+                for name, path in part.chosen.files.items():
                     check_file(f"{key}.ocr.{name}", path, FONTS if name == "font" else (".onnx",))
+            elif is_own(part.kind):
+                own.check_file(f"{key}.kind", part.kind, config.runtime.code)
     if {"reference", "values", "critic", "train", "evaluate"} & set(stages):
         check_quantization("adapter.quantize", config.adapter.quantize)
     if {"critic", "train"} & set(stages):
         check_quantization("critic.quantize", config.critic.held)
     if "reward" in stages:
         for key, path in _preference_files(config).items():
-            if config.reward.ranked == 2:
+            if config.reward.learned.ranked == 2:
                 _check_pairs(Path(path), key)
             else:
                 files = digests(Path(path), key)
-                _check_rankings(path, key, config.reward.ranked, tuple(files.values()))
+                _check_rankings(path, key, config.reward.learned.ranked, tuple(files.values()))
 
 
 @lru_cache(maxsize=64)
@@ -126,8 +134,8 @@ def _check_pairs(path: Path, key: str) -> None:
         if not _holds_rankings(path, key):
             raise
         raise UserError(
-            f"{key} = '{path}' holds rankings; set reward.ranked to the number of completions in each, or give a file"
-            f" with {', '.join(PAIR_COLUMNS)}"
+            f"{key} = '{path}' holds rankings; set reward.learned.ranked to the number of completions in each, or give"
+            f" a file with {', '.join(PAIR_COLUMNS)}"
         ) from None
 
 
@@ -139,14 +147,10 @@ def _holds_rankings(path: Path, key: str) -> bool:
     return True
 
 
-def _parts(config: TrialConfig) -> dict[str, PartConfig]:
-    return {part_key(name, config.reward.kind == "composite"): part for name, part in config.reward.scorers().items()}
-
-
 def _preference_files(config: TrialConfig) -> dict[str, str]:
     return {
-        f"{key}.preferences": part.preferences
-        for key, part in _parts(config).items()
+        f"{config.reward.key(name)}.preferences": part.preferences
+        for name, part in config.reward.trained().items()
         if part.preferences not in PREFERENCES and not is_judged(part.preferences)
     }
 

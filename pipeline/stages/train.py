@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,49 @@ import pandas as pd
 import torch
 
 from pipeline.config.trial import TrialConfig
+from pipeline.data.prompt_set import PromptSet
 from pipeline.models.adapters import WithoutAdapter, merged
-from pipeline.models.closing_tokens import closing_tokens
 from pipeline.models.critic import restore_critic, save_critic
-from pipeline.models.frozen import hold
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
 from pipeline.models.offload import Offload
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
-from pipeline.resources.ledger import Ledger
+from pipeline.models.process import rollout_room
+from pipeline.models.quantization import hold
+from pipeline.models.tokenizers import closing_tokens
+from pipeline.resources.ledger import KEPT, Ledger, ended
 from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
+from pipeline.rewards import own
 from pipeline.rewards.base import Completions
+from pipeline.rewards.new_actor import load_reference, new_actor
+from pipeline.rewards.pair_responses import read_responses
+from pipeline.rewards.scored_samples import read_scores
+from pipeline.rewards.stored import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet, further_judges, judge_of, reward_of, rollout_room
-from pipeline.stages.launch import launch
-from pipeline.stages.new_actor import load_reference, new_actor
-from pipeline.stages.pair_responses import read_responses
-from pipeline.stages.pausing import KEPT, ended
-from pipeline.stages.rounds import carried_on, has_ended
-from pipeline.stages.scored_samples import read_scores
-from pipeline.stages.train_round import described, leave, round_of
 from pipeline.training.checkpoint import Files, checkpoints
-from pipeline.training.given import Networks, Outcome, TrainingData
+from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
 from pipeline.training.judging import Offloaded, Scores
-from pipeline.training.reference_scores import ReferenceScores
-from pipeline.training.stored_pairs import StoredPairs
+from pipeline.training.launch import launch
+from pipeline.training.pairs import StoredPairs
+from pipeline.training.rounds import carried_on, described, has_ended, leave, round_of
 from pipeline.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The artifacts that a training is made from; the last four as far as the trial has them."""
+
+    prompts: Artifact
+    sft: Artifact
+    reward: Artifact
+    values: Artifact | None = None
+    critic: Artifact | None = None
+    judge: Artifact | None = None
+    last_train: Artifact | None = None
 
 
 def train(
@@ -73,13 +87,11 @@ def train(
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
-    upstream = {"prompts": prompts, "sft": sft, "reward": reward}
-    some = {"values": values, "critic": critic, "judge": judge, "last_train": last_train}
-    upstream |= {name: stage for name, stage in some.items() if stage is not None}
+    inputs = Inputs(prompts, sft, reward, values, critic, judge, last_train)
     if cfg.runtime.processes == 1:
-        one_process(cfg, out, reporter, **upstream)
+        one_process(cfg, out, reporter, inputs)
     else:
-        launch("pipeline.stages.train:one_process", cfg.runtime.processes, cfg, out, reporter, upstream)
+        launch(one_process, cfg, out, reporter, inputs)
     status = _status(out)
     if status["cap"] is None:
         shutil.rmtree(kept)
@@ -109,28 +121,17 @@ def _status(out: Path) -> dict[str, Any]:
     return status
 
 
-def one_process(
-    cfg: TrialConfig,
-    out: Path,
-    reporter: Reporter,
-    *,
-    prompts: Artifact,
-    sft: Artifact,
-    reward: Artifact,
-    values: Artifact | None = None,
-    critic: Artifact | None = None,
-    judge: Artifact | None = None,
-    last_train: Artifact | None = None,
-) -> None:
+def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs) -> None:
     """One process of the trial; the first of them writes everything."""
+    own.search_in(cfg.runtime.code)  # a process of its own has not been prepared
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     if device.type == "cuda":
         hold_allocator(cfg.caps.memory_gib)
     fresh_marks(device.type == "cuda")
-    data = PromptSet.load(prompts, "train")
+    data = PromptSet.load(inputs.prompts, "train")
     room = rollout_room(cfg.runtime, reporter.warn)
-    proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room, judge)
+    proxy, gold = reward_of(inputs.reward, device, room), judge_of(cfg.gold, device, room, inputs.judge)
     further = further_judges(cfg.gold, device, room)
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
@@ -141,21 +142,22 @@ def one_process(
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
-    actor = new_actor(cfg, sft, reward, device)
-    if critic is not None:
-        restore_critic(actor, critic.path / "critic.safetensors")
-    reference = freeze(load_reference(sft, "none", device)) if cfg.adapter.kind == "none" else WithoutAdapter(actor.lm)
-    round_ = round_of(cfg, out, device, ledger, reward, last_train)
-    beside: list[Any] = [] if cfg.adapter.kind == "lora" else [reference]
+    actor = new_actor(cfg, inputs.sft, inputs.reward, device)
+    if inputs.critic is not None:
+        restore_critic(actor, inputs.critic.path / "critic.safetensors")
+    adapted = cfg.adapter.kind != "none"
+    reference = WithoutAdapter(actor.lm) if adapted else freeze(load_reference(inputs.sft, "none", device))
+    round_ = round_of(cfg, out, device, ledger, inputs.reward, inputs.last_train)
+    beside: list[Any] = [] if adapted else [reference]
     beside += [] if round_ is None or round_.start is None else [round_.start]
     hold([*beside, *proxy.networks], cfg.train.frozen_dtype)
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
     samples = None
-    if values is not None and cfg.algorithm.needs_values:
-        samples = _samples(values, prompts, len(data.texts))
+    if inputs.values is not None and cfg.algorithm.needs_values:
+        samples = _samples(inputs.values, inputs.prompts, len(data.texts))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
-    pairs = _pairs(reward, data) if cfg.train.data == "pairs" else None
+    pairs = _pairs(inputs.reward, data) if cfg.train.data == "pairs" else None
     offloaded = Offloaded(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None
     trainer = Trainer(
         cfg,
@@ -169,10 +171,11 @@ def one_process(
     )
     outcome = trainer.run()
     if trainer.ranks.main:
-        _write_networks(cfg, out, actor, sft)
+        _write_networks(cfg, out, actor, inputs.sft)
         _write_tables(cfg, out, outcome)
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
-        leave(out, trainer, outcome)
+        if outcome.status == "complete" and trainer.round.number < trainer.round.count:
+            leave(out, trainer.left(), ledger)
     trainer.ranks.end()
 
 

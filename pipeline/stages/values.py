@@ -1,6 +1,6 @@
 """Samples of the reference on the training prompts, scored once for all trials whose algorithm needs them.
 
-Writes all of them to ``samples.parquet`` (`pipeline.stages.scored_samples`), with their scores before EOS handling, so
+Writes all of them to ``samples.parquet`` (`pipeline.rewards.scored_samples`), with their scores before EOS handling, so
 that knobs of the algorithm and the rules for a missing EOS can change without another sample; and ``summary.json``.
 """
 
@@ -15,22 +15,23 @@ import numpy as np
 import torch
 
 from pipeline.config.trial import TrialConfig
+from pipeline.data.prompt_set import PromptSet
 from pipeline.models.loading import CausalLM, device_of, freeze
 from pipeline.models.meter import meter
+from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
-from pipeline.models.sampler import EagerSampler
+from pipeline.models.process import rollout_room, spending
+from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.composite import Proxy
+from pipeline.rewards.new_actor import load_reference
+from pipeline.rewards.scored_samples import SAMPLES, Grid, sample_table
+from pipeline.rewards.stored import reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.common import PromptSet, reward_of, rollout_room
-from pipeline.stages.new_actor import load_reference
-from pipeline.stages.scored_samples import SAMPLES, Grid, sample_table
-from pipeline.stages.spending import spending
 
 PROMPTS_AT_ONCE = 2048
 """Between two reports of progress."""
@@ -43,48 +44,35 @@ def values(
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     with spending(out, device, ledger.cost):
-        return _values(cfg, out, reporter, prompts, sft, reward, device, ledger)
+        room, count = rollout_room(cfg.runtime, reporter.warn), cfg.values.samples
+        data = PromptSet.load(prompts, "train")
+        model, proxy = freeze(load_reference(sft, cfg.adapter.quantize, device)), reward_of(reward, device, room)
+        meter([model, *proxy.networks], ledger.work)
+        source = Source(cfg, model, proxy, data, device, room, ledger)
 
+        def progress(done: int) -> None:
+            reporter.progress("values", done, count * len(data.texts), "sampling and scoring")
 
-def _values(
-    cfg: TrialConfig,
-    out: Path,
-    reporter: Reporter,
-    prompts: Artifact,
-    sft: Artifact,
-    reward: Artifact,
-    device: torch.device,
-    ledger: Ledger,
-) -> dict[str, Any]:
-    room, count = rollout_room(cfg.runtime, reporter.warn), cfg.values.samples
-    data = PromptSet.load(prompts, "train")
-    model, proxy = freeze(load_reference(sft, cfg.adapter.quantize, device)), reward_of(reward, device, room)
-    meter([model, *proxy.networks], ledger.work)
-    source = Source(cfg, model, proxy, data, device, room, ledger)
-
-    def progress(done: int) -> None:
-        reporter.progress("values", done, count * len(data.texts), "sampling and scoring")
-
-    draws = [source.draw(number, progress) for number in range(count)]
-    proxies, lengths, ended = (
-        np.stack([getattr(drawn, name) for drawn in draws], axis=1) for name in ("proxy", "lengths", "ended")
-    )
-    table = sample_table(proxies, lengths, ended, [drawn.tokens for drawn in draws])
-    table.to_parquet(out / SAMPLES, index=False)
-    ledger.generated_tokens = int(lengths.sum())
-    summary = {
-        "prompts": len(data.texts),
-        "samples_per_prompt": count,
-        "generated_tokens": ledger.generated_tokens,
-        "proxy": float(proxies.mean()),
-        "proxy_std": float(proxies.std()),
-        "proxy_std_within_prompts": float(proxies.std(axis=1).mean()),
-        "length": float(lengths.mean()),
-        "eos_rate": float(ended.mean()),
-    }
-    write_json(out / "summary.json", summary)
-    note = f"{count} samples of each of {len(data.texts)} training prompts, proxy {summary['proxy']:.3f}"
-    return {"note": note, "samples": count, "prompts_digest": prompts.digest, **summary}
+        draws = [source.draw(number, progress) for number in range(count)]
+        proxies, lengths, ended = (
+            np.stack([getattr(drawn, name) for drawn in draws], axis=1) for name in ("proxy", "lengths", "ended")
+        )
+        table = sample_table(proxies, lengths, ended, [drawn.tokens for drawn in draws])
+        table.to_parquet(out / SAMPLES, index=False)
+        ledger.generated_tokens = int(lengths.sum())
+        summary = {
+            "prompts": len(data.texts),
+            "samples_per_prompt": count,
+            "generated_tokens": ledger.generated_tokens,
+            "proxy": float(proxies.mean()),
+            "proxy_std": float(proxies.std()),
+            "proxy_std_within_prompts": float(proxies.std(axis=1).mean()),
+            "length": float(lengths.mean()),
+            "eos_rate": float(ended.mean()),
+        }
+        write_json(out / "summary.json", summary)
+        note = f"{count} samples of each of {len(data.texts)} training prompts, proxy {summary['proxy']:.3f}"
+        return {"note": note, "samples": count, "prompts_digest": prompts.digest, **summary}
 
 
 @dataclass(frozen=True)
@@ -119,7 +107,7 @@ class Source:
         `progress` is told how many samples there are so far. Raises `MemoryFull`.
         """
         train, n = self.cfg.train, len(self.data.texts)
-        noise = uniforms(n, train.response_length, self.cfg.values.seed, "values", number)
+        noise = uniforms(n, train.response_length, 0, "values", number)
         parts = []
         for start in range(0, n, PROMPTS_AT_ONCE):
             parts.append(self._part(slice(start, start + PROMPTS_AT_ONCE), noise))

@@ -9,36 +9,18 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.run.progress import RESUMED
-from pipeline.training.processes import NullLog, Ranks
+from pipeline.training.processes import Ranks
 from pipeline.training.rounds import Round
 from pipeline.training.state import Progress, TrainingState
 
 KEPT = 2
 DIGITS = 16
-
-
-class _Hashing:
-    """A file that hashes what is written to it: reading gigabytes back would take as long again."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._sha256 = file, hashlib.sha256()
-
-    def write(self, data: bytes) -> int:
-        self._sha256.update(data)
-        return self._file.write(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def digest(self) -> str:
-        return self._sha256.hexdigest()[:DIGITS]
 
 
 def save(folder: Path, update: int, state: dict[str, Any]) -> int:
@@ -47,15 +29,15 @@ def save(folder: Path, update: int, state: dict[str, Any]) -> int:
     beside = folder / ".writing"
     try:
         with beside.open("wb") as file:
-            hashing = _Hashing(file)
-            torch.save(state, cast(Any, hashing))
+            torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
             size = file.tell()
+        digest = _digest(beside)
     except BaseException:
         beside.unlink(missing_ok=True)  # on a full disk, half a checkpoint only takes space
         raise
-    os.replace(beside, folder / f"update_{update:08d}.{hashing.digest}.pt")
+    os.replace(beside, folder / f"update_{update:08d}.{digest}.pt")
     for old in checkpoints(folder)[:-KEPT]:
         old.unlink()
     return size
@@ -98,8 +80,20 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
+class NullLog:
+    """The metrics file of a process that does not write."""
+
+    offset = 0
+
+    def append(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def flush(self, *, durable: bool = True) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Watch(Protocol):
-    """Who is told of progress."""
+    """Receives progress."""
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None: ...
 

@@ -1,17 +1,36 @@
-"""What the epochs of an update learn from."""
+"""What the epochs of an update learn from, and some rows of it as the losses see them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from pipeline.algorithms.terms import Tokens
+from pipeline.algorithms.base import Behaviour
+from pipeline.algorithms.kl_settings import KlConfig
+from pipeline.algorithms.mathematics.token_groups import group_numbers
 from pipeline.models.micro_batches import Extents, MicroBatch
 from pipeline.models.policy import Episodes
-from pipeline.training.judging import Measured
+from pipeline.models.seeding import permutation
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl: Tensor
+    """Exact, over the vocabulary."""
+    entropy: Tensor
+    """Exact, of the policy."""
+    values: Tensor | None
+    """Of the critic, in score units; None without one."""
+    start_kl: Tensor | None = None
+    """Exact, to the policy that the round began with; None in a trial without rounds."""
 
 
 @dataclass(frozen=True)
@@ -31,22 +50,103 @@ class Experience:
         """Of the episodes; the device is asked once."""
         return Extents.of(self.episodes.query_mask, self.episodes.response_mask)
 
-    def micro_batches(self, size: int, rows: Tensor) -> Iterator[MicroBatch]:
+    def micro_batches(self, size: int, rows: Tensor) -> Iterator[Rows]:
         """The rows (n,), on the host, `size` at a time, sorted by length."""
-        return self.extents.micro_batches(size, rows, self.episodes.ended.device)
+        return (Rows(self, part) for part in self.extents.micro_batches(size, rows, self.episodes.ended.device))
 
 
-def tokens_of(experience: Experience, rows: Tensor | MicroBatch) -> Tokens:
-    """The valid tokens of some rows: (B,) indices, or a micro-batch."""
-    measured, mask = experience.measured, experience.episodes.response_mask
+@dataclass
+class Rows:
+    """Some rows of an experience that go through a network together: b responses with N valid tokens."""
 
-    def valid(grid: Tensor) -> Tensor:
-        return grid.reshape(-1)[rows.whole] if isinstance(rows, MicroBatch) else grid[rows][mask[rows]]
+    experience: Experience
+    micro_batch: MicroBatch
+    weight: Tensor | None = None
+    """(N,) of a penalty or a bonus of a token: what the gradient of its log-probability is multiplied with for a unit
+    of advantage, so that a beta means the same in the loss as in the reward. None: 1 everywhere. The surrogate sets
+    it."""
+    closes: Tensor | None = None
+    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
+    now: Callable[[], Tensor] = lambda: torch.empty(0)
+    """Gives (N,) log-probs by the network at hand, without gradients, at the cost of a pass through its head."""
 
-    return Tokens(
-        valid(measured.logprobs),
-        valid(measured.ref_logprobs),
-        valid(experience.advantages),
-        None if measured.values is None else valid(measured.values),
-        None if experience.returns is None else valid(experience.returns),
-    )
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The b of them."""
+        return self.experience.episodes.take(self.micro_batch)
+
+    @property
+    def mask(self) -> Tensor:
+        """(b, T)."""
+        return self.episodes.response_mask
+
+    def valid(self, grid: Tensor) -> Tensor:
+        """(N,) entries of a grid (B, T) at the valid tokens."""
+        return grid.reshape(-1)[self.micro_batch.whole]
+
+    @cached_property
+    def old_logprobs(self) -> Tensor:
+        """(N,) of the policy that sampled, nats."""
+        return self.valid(self.experience.measured.logprobs)
+
+    @cached_property
+    def ref_logprobs(self) -> Tensor:
+        """(N,) of the reference, nats."""
+        return self.valid(self.experience.measured.ref_logprobs)
+
+    @cached_property
+    def advantages(self) -> Tensor:
+        """(N,)."""
+        return self.valid(self.experience.advantages)
+
+    def weighted(self, tokens: slice, losses: Tensor) -> Tensor:
+        """Penalties or bonuses of some tokens, (n,), with their weight in the loss."""
+        return losses if self.weight is None else self.weight[tokens] * losses
+
+    def to_tokens(self, numbers: Tensor) -> Tensor:
+        """(N,) the number of each response, (b,), on all its tokens."""
+        return numbers[self.micro_batch.row]
+
+    def behaviour(self, tokens: slice = slice(None)) -> Behaviour:
+        """What a surrogate of token scope compares with."""
+        return Behaviour(self.old_logprobs[tokens], self.advantages[tokens])
+
+
+Entropy = Callable[[], Tensor]
+"""Gives (n,), the exact entropy of the policy as it is, nats."""
+
+
+@dataclass(frozen=True)
+class LossTerm:
+    """A term of the policy's loss on some rows, as what the chunked head can differentiate: a loss of each token."""
+
+    loss: Callable[[slice, Tensor, Entropy], Tensor]
+    """From a slice of the N tokens, their new log-probs (n,) and entropies to losses (n,) whose gradient, not value, is
+    the term's."""
+    sums: Callable[[Tensor], dict[str, Tensor]] = lambda logprobs: {}
+    """From all new log-probs (N,) to the metrics summed, so that a division by the mini-batch's tokens averages
+    them."""
+
+
+def summed(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sums in fp32, detached."""
+    return {name: column.detach().sum(dtype=torch.float32) for name, column in metrics.items()}
+
+
+def groups_of(episodes: Episodes, kl: KlConfig, closes: Tensor | None) -> Tensor:
+    """Number of each response token's group, (B, T) int64, where `kl.group` is not a token.
+
+    closes (V,) bool: the tokens that end a clause or a sentence, which these two need.
+    """
+    if kl.group == "sequence":
+        return torch.zeros_like(episodes.responses)
+    assert closes is not None
+    return group_numbers(closes[episodes.responses])
+
+
+def in_turn(n: int, size: int, update: int, seed: int, label: str) -> Tensor:
+    """Which of `n` things are taken in an update that takes `size` of them, (size,) int64: each pass over all of them
+    in a fresh order."""
+    places = range(update * size, (update + 1) * size)
+    orders = {turn: permutation(n, seed, label, turn) for turn in {place // n for place in places}}
+    return torch.stack([orders[place // n][place % n] for place in places])

@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.soft_values import v_star
+from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic
-from pipeline.training.judging import Offloaded
-from pipeline.training.reference_scores import ReferenceScores
-from pipeline.training.stored_pairs import StoredPairs
+from pipeline.training.judging import Offloaded, final_scores
+from pipeline.training.pairs import StoredPairs
 
 
 @dataclass
@@ -37,6 +38,26 @@ class Networks:
     reference: CausalLM
     offloaded: Offloaded | None = None
     """Keeps the reference, and the reward's networks, off the card."""
+
+
+@dataclass(frozen=True)
+class ReferenceScores:
+    """N scored samples of the reference on each of n training prompts, by the number of the prompt; each (n, N), on the
+    CPU. V* is computed from them, whatever its knobs."""
+
+    proxy: Tensor
+    """Calibrated training reward, before EOS handling."""
+    lengths: Tensor
+    """int64, valid tokens."""
+    ended: Tensor
+    """bool, True where the response ended by EOS."""
+
+    def v_star(self, cfg: TrialConfig) -> Tensor:
+        """V* of every prompt, (n,) float64: of as many samples as `algorithm.v_star.samples` says, scored as those of a
+        rollout are."""
+        used = slice(cfg.algorithm.v_star.samples)
+        final = final_scores(self.proxy[:, used], self.lengths[:, used], self.ended[:, used], cfg.train)
+        return v_star(final, cfg.algorithm.v_star.beta)
 
 
 @dataclass(frozen=True)

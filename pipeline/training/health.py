@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -82,7 +83,7 @@ def negative_kl(logprobs: Tensor, ref_logprobs: Tensor) -> str | None:
     )
 
 
-def check_finite(values: dict[str, float]) -> None:
+def check_finite(values: Mapping[str, float]) -> None:
     """Raise `Diverged` with the names of those that are not finite."""
     bad = [name for name, value in values.items() if not math.isfinite(value)]
     if bad:

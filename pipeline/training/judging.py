@@ -23,12 +23,13 @@ from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.offload import Offload
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
-from pipeline.models.sampler import Sampler
-from pipeline.resources.out_of_memory import Room
-from pipeline.training.grouping import groups_of
-from pipeline.training.processes import Ranks
-from pipeline.training.token_stats import exact_kls, token_stats
+from pipeline.models.sampling import Sampler
+from pipeline.training.experience import Measured, groups_of
+from pipeline.training.part import Terms
+from pipeline.training.processes import Ranks, concatenated
+from pipeline.training.token_stats import token_stats
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,6 @@ class Scores:
     further: Mapping[str, Tensor] = field(default_factory=dict)
     """(B,) points of each further judge; recorded, never trained on."""
 
-    def each(self, change: Callable[[Tensor], Tensor], lists: Callable[[Sequence[str]], Sequence[str]]) -> Scores:
-        """Every column changed alike."""
-        return Scores(
-            change(self.proxy),
-            change(self.gold),
-            lists(self.prompts),
-            lists(self.texts),
-            {name: change(part) for name, part in self.parts.items()},
-            {name: change(points) for name, points in self.further.items()},
-        )
-
 
 ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 """Scores episodes whose prompts have the given indices."""
@@ -73,7 +63,7 @@ class Offloaded:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What a rollout needs and a trial does not change: the networks and how they are asked."""
+    """What a rollout needs: the networks and how they are asked."""
 
     actor: ActorCritic
     reference: CausalLM
@@ -89,8 +79,8 @@ class RolloutContext:
     """The processes that share the work."""
     closes: Tensor | None = None
     """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
-    floor_weight: float | None = None
-    """Weight of the part of the reward that has a floor; None without one."""
+    terms: Terms = field(default_factory=Terms)
+    """Of the update at hand."""
     start: CausalLM | None = None
     """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
     offloaded: Offloaded | None = None
@@ -119,60 +109,21 @@ class Prompts:
     """(B,) V* of each, where the advantage needs it."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
-
-    logprobs: Tensor
-    ref_logprobs: Tensor
-    kl: Tensor
-    """Exact, over the vocabulary."""
-    entropy: Tensor
-    """Exact, of the policy."""
-    values: Tensor | None
-    """Of the critic, in score units; None without one."""
-    start_kl: Tensor | None = None
-    """Exact, to the policy that the round began with; None in a trial without rounds."""
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Measured:
-        """Every grid changed alike."""
-        always = (change(self.logprobs), change(self.ref_logprobs), change(self.kl), change(self.entropy))
-        return Measured(*always, *(None if grid is None else change(grid) for grid in (self.values, self.start_kl)))
-
-
-def score_in_parts(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
+def score_rows(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
     """The scores of all rows, so many at a time as there is room for; where a part has a floor, with its weight."""
     with context.scoring():
-        some = context.room.over(len(rows), lambda place: context.score(episodes.take(place), rows[place]))
-    scores = some[0] if len(some) == 1 else _joined(some)
-    part, weight = context.cfg.floor.part, context.floor_weight
+        scores = concatenated(context.room.over(len(rows), lambda some: context.score(episodes.take(some), rows[some])))
+    part, weight = context.cfg.floor.part, context.terms.floor_weight
     if part is None or weight is None:
         return scores
     return replace(scores, proxy=with_floor(scores.proxy, scores.parts[part], weight))
 
 
-def _joined(some: Sequence[Scores]) -> Scores:
-    return Scores(
-        proxy=torch.cat([scores.proxy for scores in some]),
-        gold=torch.cat([scores.gold for scores in some]),
-        prompts=[prompt for scores in some for prompt in scores.prompts],
-        texts=[text for scores in some for text in scores.texts],
-        parts={name: torch.cat([scores.parts[name] for scores in some]) for name in some[0].parts},
-        further={name: torch.cat([scores.further[name] for scores in some]) for name in some[0].further},
-    )
-
-
 @torch.no_grad()
-def measure(
-    actor: ActorCritic,
-    reference: CausalLM,
-    episodes: Episodes,
-    temperature: float,
-    room: Room,
-    start: CausalLM | None = None,
-) -> Measured:
+def measure(context: RolloutContext, episodes: Episodes, start: CausalLM | None = None) -> Measured:
     """Both networks and the critic on every valid token, and the KL to a third network `start`, as many rows at a time
-    as `room` has. Raises `MemoryFull`."""
+    as there is room for. Raises `MemoryFull`."""
+    actor, reference, temperature = context.actor, context.reference, context.cfg.train.temperature
     apart, critic = start is not None and start is not reference, actor.has_critic
     grids = torch.zeros(4 + critic + apart, *episodes.response_mask.shape, device=episodes.ended.device)
 
@@ -182,30 +133,28 @@ def measure(
         stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
         columns = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
         if start is not None and apart:
-            columns.append(exact_kls(actor.lm, hidden, start, response_hidden(start, chunk), temperature))
+            of_start = response_hidden(start, chunk)
+            columns.append(token_stats(actor.lm, hidden, start, of_start, chunk.labels, temperature).kl)
         for grid, column in zip(grids, columns, strict=True):
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
 
-    episodes.by_length(room, fill)
+    with context.measuring():
+        episodes.by_length(context.room, fill)
     logprobs, ref_logprobs, kl, entropy = grids[:4]
     start_kl = None if start is None else grids[-1] if apart else kl
     return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if critic else None, start_kl)
 
 
-def shaped(
-    context: RolloutContext, scores: Scores, episodes: Episodes, measured: Measured, kl_coef: float
-) -> tuple[Tensor, Tensor]:
+def shaped(context: RolloutContext, scores: Scores, episodes: Episodes, measured: Measured) -> tuple[Tensor, Tensor]:
     """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
-    mask, cfg = episodes.response_mask, context.cfg
-    final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
-    beta, kl = beta_in_reward(kl_coef, cfg.kl.place), cfg.kl
-    logprobs, ref_logprobs = measured.logprobs, measured.ref_logprobs
-    groups = groups_of(episodes, kl, context.closes) if kl.grouped_in("reward") else None
-    if groups is None:
-        return final, non_score_reward(logprobs, ref_logprobs, mask, beta, kl.reward_estimator)
-    return final, group_non_score_reward(
-        logprobs, ref_logprobs, mask, groups, beta, kl.reward_estimator, kl.group_credit
-    )
+    mask, kl = episodes.response_mask, context.cfg.kl
+    final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, context.cfg.train)
+    beta = beta_in_reward(context.terms.kl_coef, kl.place)
+    pair = measured.logprobs, measured.ref_logprobs, mask
+    if not kl.grouped_in("reward"):
+        return final, non_score_reward(*pair, beta, kl.reward_estimator)
+    groups = groups_of(episodes, kl, context.closes)
+    return final, group_non_score_reward(*pair, groups, beta, kl.reward_estimator, kl.group_credit)
 
 
 def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConfig) -> Tensor:
@@ -214,9 +163,21 @@ def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConf
     return overlong(final, lengths, ended, train.response_length, train.overlong_share, train.overlong_penalty)
 
 
-def judge(final: Tensor, non_score: Tensor, measured: Measured, mask: Tensor, cfg: TrialConfig) -> Judged:
-    """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,)."""
+def judge(final: Tensor, non_score: Tensor, values: Tensor | None, mask: Tensor, cfg: TrialConfig) -> Judged:
+    """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,), values (B, T)
+    of the critic."""
     groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
     if cfg.kl.place == "score":
         final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)
-    return Judged(final, non_score, measured.values, mask, groups)
+    return Judged(final, non_score, values, mask, groups)
+
+
+def judge_beside(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Judged:
+    """Responses that are sampled beside the rollout's own, worth what those would be; `rows` are the indices of their
+    prompts. Raises `MemoryFull`."""
+    cfg, mask = context.cfg, episodes.response_mask
+    scores = score_rows(context, episodes, rows)
+    if beta_in_reward(context.terms.kl_coef, cfg.kl.place) == 0:  # then no log-prob is in the rewards
+        final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
+        return judge(final, torch.zeros_like(mask, dtype=final.dtype), None, mask, cfg)
+    return judge(*shaped(context, scores, episodes, measure(context, episodes)), None, mask, cfg)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere
+from pipeline.models.out_of_memory import MemoryFull, MemoryFullSomewhere
 
 X = TypeVar("X")
 MEETING = "ABLATE_MEETING"
@@ -72,11 +72,17 @@ class Ranks:
         joined: Tensor = gather(mine.contiguous())
         return joined
 
-    def join_lists(self, mine: Sequence[X]) -> list[X]:
-        """The same for lists of what JSON holds."""
-        if self.count == 1:
-            return list(mine)
-        return [one for said in self._said(list(mine)) for one in said]
+    def gathered(self, mine: X) -> X:
+        """The shares of all processes as one, in their order: tensors along the first dimension, all others equal
+        everywhere; lists of what JSON holds; dataclasses and mappings of these."""
+
+        def tensor(only: Sequence[Tensor]) -> Tensor:
+            return self.join(only[0].to(self.state.device)).to(only[0].device)
+
+        def strings(only: Sequence[list[Any]]) -> list[Any]:
+            return [one for said in self._said(only[0]) for one in said]
+
+        return mine if self.count == 1 else merged([mine], tensor, strings)
 
     def _said(self, mine: X) -> list[X]:
         """What each process says, in order; as JSON, since the helpers of `torch.distributed` for objects unpickle what
@@ -123,13 +129,22 @@ class Ranks:
             self.state.destroy_process_group()
 
 
-class NullLog:
-    """The metrics file of a process that does not write."""
+def concatenated(some: Sequence[X]) -> X:
+    """What dataclasses of tensors (n, ...) and lists hold of some rows, as one of all rows."""
+    return some[0] if len(some) == 1 else merged(some, torch.cat, lambda lists: [one for part in lists for one in part])
 
-    offset = 0
 
-    def append(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def flush(self, *, durable: bool = True) -> None: ...
-
-    def close(self) -> None: ...
+def merged(some: Sequence[Any], tensors: Callable[[Any], Tensor], lists: Callable[[Any], list[Any]]) -> Any:
+    """Equally made values as one: their tensors by `tensors`, their lists by `lists`, dataclasses and mappings entry by
+    entry."""
+    first = some[0]
+    if isinstance(first, Tensor):
+        return tensors(some)
+    if isinstance(first, list):
+        return lists(some)
+    if isinstance(first, Mapping):
+        return {name: merged([one[name] for one in some], tensors, lists) for name in first}
+    if is_dataclass(first):
+        entries = {name: merged([vars(one)[name] for one in some], tensors, lists) for name in vars(first)}
+        return cast(Any, type(first))(**entries)
+    return first

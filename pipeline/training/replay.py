@@ -1,4 +1,5 @@
-"""Replayed states: sampled onwards from a rollout by the policy that made it, and scored as its responses are."""
+"""What is sampled beside a rollout and judged as its responses are: greedy responses as a baseline, and states of it,
+sampled onwards by the policy that made it."""
 
 from __future__ import annotations
 
@@ -10,13 +11,38 @@ from torch import Tensor
 from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.mathematics.advantages import to_go
 from pipeline.algorithms.mathematics.replay import starts
-from pipeline.algorithms.mathematics.shaping import beta_in_reward, token_rewards
+from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.presets import ADVANTAGES
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation, uniforms
-from pipeline.training.judging import Prompts, RolloutContext, final_scores, judge, measure, score_in_parts, shaped
-from pipeline.training.processes import Ranks
+from pipeline.training.judging import Prompts, RolloutContext, judge_beside
+
+
+@dataclass(frozen=True)
+class GreedyBaseline:
+    """What the greedy responses to the prompts of B rows are worth."""
+
+    rewards: Tensor
+    """(B,) score and KL penalty, score units; equal for the rows of one prompt."""
+    tokens: Tensor
+    """(B,) int64 valid tokens of the greedy response, on the first row of its prompt; 0 on the others."""
+
+
+def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice) -> GreedyBaseline:
+    """The greedy responses to the prompts of some rows, each sampled once."""
+    rows = torch.tensor(prompts.rows[share])
+    _, place, counts = torch.unique_consecutive(rows, return_inverse=True, return_counts=True)
+    first = counts.cumsum(0) - counts
+    queries, mask = prompts.queries[share], prompts.query_mask[share]
+    with context.timed("generate"):
+        episodes = context.sampler.greedy(queries[first], mask[first], context.cfg.train.response_length)
+    with context.timed("score"), torch.no_grad():
+        judged = judge_beside(context, episodes, rows[first].tolist())
+    rewards = judged.scores + judged.non_score.sum(1)
+    once = torch.zeros(len(rows), dtype=torch.long, device=rewards.device)
+    once[first] = episodes.lengths
+    return GreedyBaseline(rewards[place.to(rewards.device)], once)
 
 
 @dataclass(frozen=True)
@@ -29,15 +55,8 @@ class Replays:
     tokens: Tensor
     """(B,) int64 tokens that were sampled for them."""
 
-    def joined(self, ranks: Ranks) -> Replays:
-        """Of all processes."""
-        states = Replayed(ranks.join(self.states.values), ranks.join(self.states.known))
-        return Replays(states, ranks.join(self.noise), ranks.join(self.tokens))
 
-
-def replay(
-    context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int, kl_coef: float
-) -> Replays:
+def replay(context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int) -> Replays:
     """Sample the states of these episodes onwards, those of the rows `share` of a rollout. Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
     chosen = chosen_rows(len(prompts.rows), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
@@ -46,7 +65,7 @@ def replay(
     tokens = torch.zeros_like(episodes.lengths)
     for t in known.any(0).nonzero().flatten().tolist():
         rows = known[:, t].nonzero().flatten()
-        returns, sampled = _continued(context, prompts, episodes, share, rows, t, update, kl_coef)
+        returns, sampled = _continued(context, prompts, episodes, share, rows, t, update)
         values[rows, t] = returns.mean(1)
         noise[rows, t] = returns.var(1) / returns.shape[1] if returns.shape[1] > 1 else torch.nan
         tokens[rows] += sampled.sum(1)
@@ -68,7 +87,6 @@ def _continued(
     rows: Tensor,
     t: int,
     update: int,
-    kl_coef: float,
 ) -> tuple[Tensor, Tensor]:
     """Of K continuations of n rows: the rewards to go from token `t`, and the tokens sampled for them; (n, K) each."""
     cfg, each = context.cfg, context.cfg.replay.continuations
@@ -86,7 +104,8 @@ def _continued(
         )
     with context.timed("score"), torch.no_grad():
         numbers = [prompts.rows[share][row] for row in rows.tolist() for _ in range(each)]
-        rewards = _rewards(context, whole, numbers, kl_coef)
+        judged = judge_beside(context, whole, numbers)
+        rewards = token_rewards(judged.scores, judged.non_score, judged.mask)
         returns = to_go(rewards, whole.response_mask, discount(cfg))[:, t]
     return returns.view(-1, each), found.lengths.view(-1, each)
 
@@ -94,19 +113,6 @@ def _continued(
 def discount(cfg: TrialConfig) -> float:
     """Of the rewards to go: the critic's; advantages from state to state have none."""
     return 1.0 if ADVANTAGES[cfg.algorithm.advantage].replay else cfg.algorithm.gamma
-
-
-def _rewards(context: RolloutContext, episodes: Episodes, rows: list[int], kl_coef: float) -> Tensor:
-    """(B, T) of every token, as a rollout has them."""
-    cfg, mask = context.cfg, episodes.response_mask
-    scores = score_in_parts(context, episodes, rows)
-    if beta_in_reward(kl_coef, cfg.kl.place) == 0:  # then no log-prob is in the rewards
-        final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
-        return token_rewards(final, torch.zeros_like(mask, dtype=final.dtype), mask)
-    with context.measuring():
-        measured = measure(context.actor, context.reference, episodes, cfg.train.temperature, context.room)
-    judged = judge(*shaped(context, scores, episodes, measured, kl_coef), measured, mask, cfg)
-    return token_rewards(judged.scores, judged.non_score, mask)
 
 
 def replay_metrics(replays: Replays, judged: Judged, gamma: float) -> dict[str, float]:

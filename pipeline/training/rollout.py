@@ -19,21 +19,10 @@ from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
-from pipeline.training.experience import Experience
-from pipeline.training.greedy import GreedyBaseline, greedy_baseline
+from pipeline.training.experience import Experience, Measured
 from pipeline.training.health import check_finite, repetition
-from pipeline.training.judging import (
-    Measured,
-    Prompts,
-    RolloutContext,
-    Scores,
-    judge,
-    measure,
-    score_in_parts,
-    shaped,
-)
-from pipeline.training.processes import Ranks
-from pipeline.training.replay import Replays, discount, replay, replay_metrics
+from pipeline.training.judging import Prompts, RolloutContext, Scores, judge, measure, score_rows, shaped
+from pipeline.training.replay import GreedyBaseline, Replays, discount, greedy_baseline, replay, replay_metrics
 
 
 @dataclass(frozen=True)
@@ -51,39 +40,34 @@ class Rollout(Experience):
         return int(self.episodes.response_mask.sum()) + self.tokens_beside
 
 
-def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> Rollout:
+def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
     """Sample, score and measure the rollout of one update, estimate its advantages, and report on it.
 
     Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not
     fit in one.
     """
-    cfg = context.cfg
-    share = context.ranks.all_fit(lambda: _own_share(context, prompts, update, kl_coef))
+    cfg, ranks = context.cfg, context.ranks
+    own = ranks.all_fit(lambda: _own_share(context, prompts, update))
     with context.timed("score"), torch.no_grad():
-        episodes, scores, measured = gather(context.ranks, share.episodes, share.scores, share.measured)
-        said = None if share.said is None else context.ranks.join(share.said)
-        greedy = share.greedy.joined(context.ranks) if share.greedy else None
-        replays = share.replays.joined(context.ranks) if share.replays else None
+        share = ranks.gathered(own)
+        episodes, scores, measured, replays = share.episodes, share.scores, share.measured, share.replays
         mask = episodes.response_mask
-        final, non_score = shaped(context, scores, episodes, measured, kl_coef)
+        final, non_score = shaped(context, scores, episodes, measured)
         # 5 advantages, returns, whitening
-        judged = judge(final, non_score, measured, mask, cfg)
         judged = replace(
-            judged,
-            greedy=greedy.rewards if greedy else None,
+            judge(final, non_score, measured.values, mask, cfg),
+            greedy=share.greedy.rewards if share.greedy else None,
             v_star=prompts.v_star,
             replayed=replays.states if replays else None,
         )
         estimate = ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm)
-        # Of a response as a whole the first token speaks, or long ones would weigh more.
+        # Counts each response once, at its first token; otherwise long responses would weigh more.
         width = 1 if cfg.algorithm.by_sequence else mask.shape[1]
         advantages, counted = estimate.advantages[:, :width], mask[:, :width]
         metrics = {
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
-            **text_metrics(episodes),
-            **({} if said is None else sampler_metrics(measured.logprobs, said, mask)),
-            "objective/kl_coef": kl_coef,
+            **sampling_metrics(episodes, share.said, measured),
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **baseline_metrics(judged, final, cfg),
             **(replay_metrics(replays, judged, discount(cfg)) if replays else {}),
@@ -96,13 +80,13 @@ def collect(context: RolloutContext, prompts: Prompts, update: int, kl_coef: flo
             advantages = masked_whiten(advantages, counted)
         advantages = torch.where(mask, advantages, 0.0)
         returns = None if estimate.returns is None else targets(judged, estimate.returns)
-    beside = sum(int(own.tokens.sum()) for own in (greedy, replays) if own)
-    return Rollout(episodes, measured, advantages, returns, kl_coef, scores, metrics, beside)
+    tokens = sum(int(extra.tokens.sum()) for extra in (share.greedy, replays) if extra)
+    return Rollout(episodes, measured, advantages, returns, context.terms.kl_coef, scores, metrics, tokens)
 
 
 @dataclass(frozen=True)
 class _Share:
-    """What one process sampled and measured of a rollout."""
+    """What one process, or all of them, sampled and measured of a rollout."""
 
     episodes: Episodes
     scores: Scores
@@ -113,45 +97,26 @@ class _Share:
     replays: Replays | None
 
 
-def _own_share(context: RolloutContext, prompts: Prompts, update: int, kl_coef: float) -> _Share:
+def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
     cfg, share = context.cfg, context.ranks.share(prompts.rows)
-    has_greedy = ADVANTAGES[cfg.algorithm.advantage].greedy
+    greedy, replays = ADVANTAGES[cfg.algorithm.advantage].greedy, has_replay(cfg)
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts.rows), cfg.train.response_length, cfg.train.seed, "rollout", update)
-        context.sampler.refresh()
         found = context.sampler.draw(prompts.queries[share], prompts.query_mask[share], noise[share])
-        episodes = found.episodes
-        if not (has_greedy or has_replay(cfg)):
-            context.sampler.rest()
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = score_in_parts(context, episodes, prompts.rows[share])
+        scores = score_rows(context, found.episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
-        with context.measuring():
-            measured = measure(
-                context.actor, context.reference, episodes, cfg.train.temperature, context.room, context.start
-            )
-    greedy = replays = None
-    if has_greedy:
-        greedy = greedy_baseline(context, prompts, share, kl_coef)
-    if has_replay(cfg):
-        replays = replay(context, prompts, episodes, share, update, kl_coef)
-    if greedy or replays:
-        context.sampler.rest()
-    return _Share(episodes, scores, found.logprobs, measured, greedy, replays)
-
-
-def gather(ranks: Ranks, episodes: Episodes, scores: Scores, measured: Measured) -> tuple[Episodes, Scores, Measured]:
-    """The shares of all processes as one rollout, the same everywhere."""
-    if ranks.count == 1:
-        return episodes, scores, measured
-    device = episodes.query_responses.device
-    return (
-        episodes.each(ranks.join),
-        scores.each(lambda column: ranks.join(column.to(device)).cpu(), ranks.join_lists),
-        measured.each(ranks.join),
+        measured = measure(context, found.episodes, context.start)
+    return _Share(
+        found.episodes,
+        scores,
+        found.logprobs,
+        measured,
+        greedy_baseline(context, prompts, share) if greedy else None,
+        replay(context, prompts, found.episodes, share, update) if replays else None,
     )
 
 
@@ -169,7 +134,7 @@ def baseline_metrics(judged: Judged, final: Tensor, cfg: TrialConfig) -> dict[st
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
     """KL to the reference by every estimator, and to the policy that the round began with; entropy sampled and exact;
-    definitions in pipeline/run/metrics.py."""
+    definitions in pipeline/run/metrics.csv."""
     d = measured.logprobs - measured.ref_logprobs
     start_kl = measured.start_kl
     return {
@@ -197,19 +162,17 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
     }
 
 
-def sampler_metrics(logprobs: Tensor, said: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far the sampler's network is from the training forward, on the tokens that it drew; grids (B, T), nats."""
-    d = logprobs - said
-    return {
-        "objective/sampler_gap": float(masked_mean(d.abs(), mask)),
-        "objective/sampler_ratio": float(masked_mean(d.exp(), mask)),
-    }
-
-
-def text_metrics(episodes: Episodes) -> dict[str, float]:
-    """How long the responses are, how many ended, how much they repeat."""
-    return {
+def sampling_metrics(episodes: Episodes, said: Tensor | None, measured: Measured) -> dict[str, float]:
+    """How long the responses are, how many ended, how much they repeat; and how far a sampler that has a network of its
+    own, which `said` (B, T) log-probs, nats, is from the training forward on the tokens that it drew."""
+    mask = episodes.response_mask
+    found = {
         "objective/length": float(episodes.lengths.float().mean()),
         "objective/eos_rate": float(episodes.ended.float().mean()),
-        "objective/repetition": repetition(episodes.responses, episodes.response_mask),
+        "objective/repetition": repetition(episodes.responses, mask),
     }
+    if said is not None:
+        d = measured.logprobs - said
+        found["objective/sampler_gap"] = float(masked_mean(d.abs(), mask))
+        found["objective/sampler_ratio"] = float(masked_mean(d.exp(), mask))
+    return found

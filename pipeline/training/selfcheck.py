@@ -38,17 +38,15 @@ class SelfCheckFailed(RuntimeError):
     """What must hold before the first step does not: a fault of the program or of the network, not an outcome."""
 
 
-def check_rollout(
-    rollout: Rollout, actor: ActorCritic, temperature: float, tolerance: float, held_tolerance: float = 0.0
-) -> None:
+def check_start(rollout: Rollout, actor: ActorCritic, train: TrainConfig, tolerance: float) -> str | None:
     """Before the first step: the policy is its own reference, was sampled from, and does not see padding.
 
-    `tolerance` in nats per token, for the precision at hand; `held_tolerance` for that in which the reference is held.
-    Raises `SelfCheckFailed`.
+    `tolerance` in nats per token, for the precision at hand. A reference that is held in half precision may differ by
+    its rounding; returns a warning where that shows. Raises `SelfCheckFailed`.
     """
-    mask = rollout.episodes.response_mask
+    mask, held = rollout.episodes.response_mask, train.frozen_dtype
     drift = rollout.metrics["objective/kl_exact_per_token"]
-    if drift > max(tolerance, held_tolerance):
+    if drift > max(tolerance, TOLERANCE[NAMES[held]]):
         raise SelfCheckFailed(
             f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0"
         )
@@ -60,18 +58,7 @@ def check_rollout(
             f" is {noise:.2g} (n = {len(surprise)}): they were sampled from another distribution than the training"
             " forward computes"
         )
-    check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
-
-
-def check_start(rollout: Rollout, actor: ActorCritic, train: TrainConfig, tolerance: float) -> str | None:
-    """`check_rollout` with the tolerance of the reference's precision; a warning where its rounding shows."""
-    check_rollout(rollout, actor, train.temperature, tolerance, TOLERANCE[NAMES[train.frozen_dtype]])
-    return rounding_shown(rollout.metrics["objective/kl_exact_per_token"], train.frozen_dtype)
-
-
-def rounding_shown(drift: float, held: str) -> str | None:
-    """A warning where the reference, held in half precision, differs from the policy before any step by more than
-    `SHOWN`; `drift` is their exact KL, nats per token."""
+    check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, train.temperature, tolerance)
     if not drift > SHOWN:
         return None
     return (
@@ -83,10 +70,18 @@ def rounding_shown(drift: float, held: str) -> str | None:
 
 @torch.no_grad()
 def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, tolerance: float) -> None:
-    """Padding left and right, hidden by masks as sampling hides it, changes no log-probability. Raises
+    """Real tokens as padding left and right, hidden by masks as sampling hides it, change no log-probability. Raises
     `SelfCheckFailed`."""
     log_pi, _ = actor(episodes, temperature)
-    behind_masks = log_probs(actor.lm, masked_hidden(actor.lm, padded(episodes)), temperature)
+    filler = episodes.query_responses[:, -1:].expand(-1, PAD_COLUMNS)
+    hidden = torch.zeros_like(filler, dtype=torch.bool)
+    padded = replace(
+        episodes,
+        query_responses=torch.cat([filler, episodes.query_responses, filler], dim=1),
+        query_mask=torch.cat([hidden, episodes.query_mask], dim=1),
+        response_mask=torch.cat([episodes.response_mask, hidden], dim=1),
+    )
+    behind_masks = log_probs(actor.lm, masked_hidden(actor.lm, padded), temperature)
     apart = (gather(log_pi, episodes.labels) - gather(behind_masks, episodes.labels)).abs().max()
     if float(apart) > tolerance:
         raise SelfCheckFailed(
@@ -123,18 +118,6 @@ def check_first_step(metrics: Mapping[str, float], off_policy: float, tolerance:
             f" tokens have a log ratio beyond {tolerance:g} nats; before any step these must be 1, 0 and at most"
             f" {MOST_OFF_POLICY:.1%}: rollout and training forward disagree"
         )
-
-
-def padded(episodes: Episodes) -> Episodes:
-    """The same episodes with `PAD_COLUMNS` more columns on either side, holding a real token that the masks hide."""
-    filler = episodes.query_responses[:, -1:].expand(-1, PAD_COLUMNS)
-    hidden = torch.zeros_like(filler, dtype=torch.bool)
-    return replace(
-        episodes,
-        query_responses=torch.cat([filler, episodes.query_responses, filler], dim=1),
-        query_mask=torch.cat([hidden, episodes.query_mask], dim=1),
-        response_mask=torch.cat([episodes.response_mask, hidden], dim=1),
-    )
 
 
 def masked_hidden(lm: CausalLM, episodes: Episodes) -> Tensor:

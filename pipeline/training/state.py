@@ -14,7 +14,7 @@ from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.resources.ledger import Ledger
 from pipeline.training.judging import Scores
-from pipeline.training.part import Parts
+from pipeline.training.part import Part
 
 SAMPLE_TABLES = 8
 SAMPLE_ROWS = 8
@@ -35,7 +35,7 @@ class TrainingState:
 
     cfg: TrialConfig
     actor: ActorCritic
-    parts: Parts
+    parts: Mapping[str, Part]
     ledger: Ledger
     steps: GradientSteps = field(init=False)
     update: int = 0
@@ -82,7 +82,7 @@ class TrainingState:
             "taken": self.taken,
             "actor": dict(self.trained()),
             "steps": self.steps.state(),
-            "parts": self.parts.state(),
+            "parts": {name: part.state() for name, part in self.parts.items()},
             "warned": self.warned,
             "offset": offset,
             "samples": self.samples,
@@ -102,7 +102,8 @@ class TrainingState:
             for name, tensor in self.trained():
                 tensor.copy_(content["actor"][name])
         self.steps.load(content["steps"])
-        self.parts.load(content["parts"])
+        for name, part in self.parts.items():
+            part.load(content["parts"][name])
 
     def nbytes(self, *frozen: Any) -> int:
         """Memory of what training keeps from step to step, counted from the tensors: the weights of policy, critic and

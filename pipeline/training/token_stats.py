@@ -40,19 +40,3 @@ def token_stats(
         kl = exact_kl(log_pi, log_ref, pi).clamp(min=0)
         parts.append((gather(log_pi, labels[rows]), gather(log_ref, labels[rows]), kl, entropy(log_pi, pi)))
     return TokenStats(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-@torch.no_grad()
-def exact_kls(model: CausalLM, hidden: Tensor, other: CausalLM, other_hidden: Tensor, temperature: float) -> Tensor:
-    """KL(model || other) at each of N states, summed over the vocabulary, from hidden states (N, H); (N,) nats, a chunk
-    of tokens at a time."""
-    return torch.cat(
-        [
-            exact_kl(
-                log_pi := log_probs(model, hidden[rows], temperature),
-                log_probs(other, other_hidden[rows], temperature),
-                log_pi.exp(),
-            ).clamp(min=0)
-            for rows in chunks(hidden, int(model.config.vocab_size))
-        ]
-    )

@@ -7,41 +7,37 @@ algorithm and no regulariser by name: learners are looked up (`LEARNERS`), and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from pipeline.config.pairs import only_watched
-from pipeline.config.replay import has_replay
-from pipeline.config.rounds import last_update
 from pipeline.config.trial import TrialConfig
+from pipeline.models.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.models.precision import Precision
-from pipeline.models.sampler_choice import choose_sampler
+from pipeline.models.sampling import EagerSampler
+from pipeline.models.static_sampler import choose_sampler
 from pipeline.resources.ledger import Ledger, Reached
-from pipeline.resources.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
 from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.training.checkpoint import Checkpoints, Files, Watch
-from pipeline.training.experience import Experience
+from pipeline.training.experience import Experience, in_turn
 from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
 from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
-from pipeline.training.learner import Learner
-from pipeline.training.natural_step import learn_naturally
-from pipeline.training.part import TAKEN
-from pipeline.training.parts import parts_of
+from pipeline.training.natural_step import NaturalLearner
+from pipeline.training.pairs import PairLearner
+from pipeline.training.part import TAKEN, Terms
+from pipeline.training.parts.registry import parts_of
 from pipeline.training.processes import Ranks
-from pipeline.training.reference_scores import v_star_of
 from pipeline.training.rollout import Rollout, collect
-from pipeline.training.rounds import Round
+from pipeline.training.rounds import Round, last_update
 from pipeline.training.selfcheck import check_end, check_start
 from pipeline.training.state import Progress, TrainingState
-from pipeline.training.stored_pairs import experience_of, in_turn
-from pipeline.training.update import OnStep, train_on
-from pipeline.training.whole_rollout import MEASUREMENTS
+from pipeline.training.update import Learner, OnStep
 
-LEARNERS: dict[str, Callable[[Experience, Learner, int, OnStep], int]] = {"trpo": learn_naturally}
-"""How the steps of an update are taken, by the trust region, where it is not by `train_on`."""
+LEARNERS: dict[str, type[Learner]] = {"trpo": NaturalLearner, "dpo": PairLearner, "ipo": PairLearner}
+"""Take the steps of an update, by the trust region; `Learner` where it is none of these."""
 
 
 class Trainer:
@@ -63,24 +59,15 @@ class Trainer:
         self.cfg, self.data, self.watch, self.ledger = cfg, data, watch, ledger
         self.actor, self.round = networks.actor.to(self.device).eval(), round_ or Round(1, 1)
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
-        self.pairs, self.v_star = data.pairs, v_star_of(data.samples, cfg, len(data.queries))
+        self.v_star = data.samples.v_star(cfg) if data.samples and cfg.algorithm.needs_values else None
         self.end = last_update(cfg.train.updates, self.round.number, self.round.count)
         self.parts = parts_of(cfg)
         self.state = TrainingState(cfg, self.actor, self.parts, ledger)
         self.checkpoints = Checkpoints(files, self.state, self.ranks, watch, self.round)
         rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
         room = Room("runtime.rollout_batch_size", rows, watch.warn)
-        sampler = choose_sampler(
-            cfg.runtime.sampler,
-            self.actor.lm,
-            data.queries.shape[1] + cfg.train.response_length * (2 if has_replay(cfg) else 1),
-            temperature=cfg.train.temperature,
-            room=room,
-            precision=self.precision,
-            tally=ledger.work,
-            warn=watch.warn,
-            **data.token_ids,
-        )
+        eager = EagerSampler(self.actor.lm, cfg.train.temperature, room, **data.token_ids)
+        sampler = choose_sampler(cfg.runtime.sampler, eager, self.precision, watch.warn)
         closes = None if data.closes is None else data.closes.to(self.device)
         self.rollout_context = RolloutContext(
             self.actor,
@@ -96,18 +83,9 @@ class Trainer:
             offloaded=networks.offloaded,
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
-        room = Room("runtime.micro_batch_size", rows, watch.warn, sampler.give_way)
-        self.learner = Learner(
-            self.actor,
-            self.state.steps,
-            self.precision,
-            self.ranks,
-            cfg,
-            self.parts,
-            room,
-            cfg.runtime.gradient_checkpointing,
-            closes,
-        )
+        room = Room("runtime.micro_batch_size", rows, watch.warn)
+        learner = LEARNERS.get(cfg.algorithm.trust_region, Learner)
+        self.learner = learner(self.actor, self.state.steps, self.precision, self.ranks, cfg, self.parts, room, closes)
         self.only_watched = only_watched(cfg)
         self.trained_size = sum(tensor.numel() for _, tensor in self.state.trained())
         self.reached = 0
@@ -143,7 +121,7 @@ class Trainer:
                     self._pause()
                     self.ranks.wait()  # a process that ends has the others killed
                     raise Leaving
-                if broken := self.parts.stop():
+                if broken := next(filter(None, (part.stop() for part in self.parts.values())), None):
                     self._check_end()
                     return "pruned", broken
                 self._one_update()
@@ -186,33 +164,40 @@ class Trainer:
         self.watch.progress("train", self.state.planned, self.cfg.train.steps)
 
     def _rollout(self) -> Rollout:
-        terms = self.parts.rollout(self.state.update)
-        context = replace(self.rollout_context, floor_weight=terms.floor_weight)
+        terms, parts = Terms(), self.parts.values()
+        for part in parts:
+            part.rollout(self.state.update, terms)
+        self.rollout_context = context = replace(self.rollout_context, terms=terms)
         if self.only_watched:  # neither the work of rollouts nor their tokens are counted
             context = replace(context, timed=lambda phase: self.ledger.timed("watch"))
         with self.precision.autocast():
-            rollout = collect(context, self._prompts(), self.state.update, terms.kl_coef)
-        return replace(rollout, metrics={**rollout.metrics, **terms.metrics})
+            rollout = collect(context, self._prompts(), self.state.update)
+        shown = {metric: getattr(part, name) for part in parts for metric, name in part.shows}
+        return replace(rollout, metrics={**rollout.metrics, **shown})
 
     def _experience(self, rollout: Rollout) -> Experience:
+        """What the steps of an update learn from: the rollout, or stored pairs where there are any."""
+        if self.data.pairs is None:
+            return rollout
         with self.precision.autocast():
-            return experience_of(rollout, self.pairs, self.rollout_context, self.state.update)
+            return self.data.pairs.experience(self.rollout_context, self.state.update)
 
     def _learn(self, rollout: Rollout, on_step: OnStep) -> dict[str, float]:
         """Take the steps of an update. Returns what parts have to record behind it."""
-        state, experience = self.state, self._experience(rollout)
-        learn = LEARNERS.get(self.cfg.algorithm.trust_region, train_on)
+        state, learner, parts = self.state, self.learner, self.parts.values()
+        experience = self._experience(rollout)
         with self.ledger.timed("train"):
-            taken = learn(experience, self.learner, state.update, on_step)
-            wanted = {name: MEASUREMENTS[name](experience, self.learner) for name in sorted(self.parts.wants)}
+            taken = learner.learn(experience, state.update, on_step)
+            wants = sorted({name for part in parts for name in part.wants})
+            wanted = {name: learner.MEASUREMENTS[name](learner, experience) for name in wants}
             if self.rollout_context.offloaded:  # what comes back for the next rollout takes their place
                 state.steps.clear()
         check_finite(wanted)
         state.taken += taken
         state.update += 1
         # 8 parts take the update into account
-        moved = not self.parts.frozen(state.planned - 1)
-        return self.parts.after({**rollout.metrics, **wanted, TAKEN: float(taken)}, moved)
+        measured, moved = {**rollout.metrics, **wanted, TAKEN: float(taken)}, not learner.holds(state.planned - 1)
+        return {name: value for part in parts for name, value in part.after(measured, moved).items()}
 
     def _look(self, rollout: Rollout) -> None:
         """Health of a rollout, and what must hold of the first; only then are the weights that made it good ones."""
@@ -252,7 +237,8 @@ class Trainer:
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.checkpoints.log.append(step, values)
-        self.parts.recorded(step, values)
+        for part in self.parts.values():
+            part.recorded(step, values)
 
     def _rewind(self) -> int:
         """Bring back the weights that made the last healthy rollout, and return their planned step.

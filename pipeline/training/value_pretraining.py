@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from pipeline.algorithms.mathematics.advantages import explained_variance, to_go
 from pipeline.algorithms.mathematics.shaping import token_rewards
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
-from pipeline.resources.out_of_memory import Room
-from pipeline.training.stored_pairs import in_turn
+from pipeline.training.experience import in_turn
 from pipeline.training.supervised import ShareOfLoss, Supervised
 
 HELD_OUT = 16

@@ -1,17 +1,18 @@
-"""The interaction heat map: does one knob change what another does? For every pair of knobs whose values were
-crossed."""
+"""The interaction heat map: does one knob change the effect of another? For every pair of crossed knobs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from pipeline.run.metrics import METRICS
-from reports.figures.curves import seed_counts
-from reports.figures.style import DOUBLE, MUTED, Drawn, new_figure
+from reports.figures.marks import seed_counts
+from reports.figures.style import DOUBLE, Drawn, new_figure
 from reports.findings.crossings import Crossing
 from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
@@ -23,72 +24,56 @@ MOST = 6
 
 
 def interactions(records: StudyRecords, findings: Findings) -> Drawn | None:
-    """Heat maps of the objective, and of its departure from the sum of the two knobs' own effects."""
+    """Draw heat maps of the objective, and of its departure from the sum of the two knobs' own effects."""
     metric = records.study.objective.metric
-    chosen = findings.crossings
-    shown = [
-        one for one in chosen[:MOST] if any(metric in findings.arm(arm).estimates for arm in one.crossing.arms.values())
-    ]
+    estimates = {result.arm: result.estimates.get(metric) for result in findings.arms}
+    shown = [one for one in findings.crossings[:MOST] if any(map(estimates.get, one.crossing.arms.values()))]
     if not shown:
         return None
-    most = max(len(one.crossing.row_values) for one in shown)
-    figure = new_figure(DOUBLE, len(shown) * (0.95 + 0.42 * most))
-    grid = figure.subplots(len(shown), 2, squeeze=False)
-    data = []
-    for (left, right), one in zip(grid, shown, strict=True):
+    figure = new_figure(DOUBLE, len(shown) * (0.95 + 0.42 * max(len(one.crossing.row_values) for one in shown)))
+    data, alt, seeds = [], [], {}
+    for axes, one in zip(figure.subplots(len(shown), 2, squeeze=False), shown, strict=True):
         crossing = one.crossing
-        reached = {pair: findings.arm(arm).estimates.get(metric) for pair, arm in crossing.arms.items()}
+        reached = {pair: estimates[arm] for pair, arm in crossing.arms.items()}
         departures = {(cell.row, cell.column): cell.contrast.estimate for cell in one.interactions}
-        _heat(left, crossing, reached, metric, "cividis", None)
-        _heat(right, crossing, departures, metric, "vlag", 0.0)
-        left.set_title(f"{name(metric)} [{METRICS[metric].unit}]", fontsize=8)
-        right.set_title("departure from the sum of both effects", fontsize=8)
-        data += [_row(crossing, pair, arm, reached[pair], departures.get(pair)) for pair, arm in crossing.arms.items()]
-    seeds = seed_counts({arm: len(findings.arm(arm).seeds) for one in shown for arm in one.crossing.arms.values()})
+        _heat(axes[0], crossing, reached, metric, signs=False)
+        _heat(axes[1], crossing, departures, metric, signs=True)
+        axes[0].set_title(f"{name(metric)} [{METRICS[metric].unit}]")
+        axes[1].set_title("departure from the sum of both effects")
+        for pair, arm in crossing.arms.items():
+            data.append(_row(crossing, pair, arm, reached[pair], departures.get(pair)))
+            seeds[arm] = len(findings.arm(arm).seeds)
+            alt += [f"{arm} {number(estimate.value)}"] if (estimate := reached[pair]) else []
     caption = (
         f"Crossed knobs, everything else as in {records.baseline} (outlined). Left: {name(metric)} with its 95 %"
         " interval. Right: the cell minus what the row's and the column's effects at the baseline add up to; at 0"
         " neither knob changes what the other does. Mean [95 % interval of the hierarchical model], paired by"
-        f" {'seed' if once(records, metric) else 'seed and prompt'} ({seeds}); not corrected for the number of cells."
+        f" {'seed' if once(records, metric) else 'seed and prompt'} ({seed_counts(seeds)}); not corrected for the"
+        " number of cells."
     )
-    if len(chosen) > len(shown):
-        caption += f" {len(shown)} of {len(chosen)} crossed pairs are drawn."
-    alt = "Heat maps of crossed knobs: " + "; ".join(
-        f"{arm} {number(e.value)}"
-        for one in shown
-        for arm in one.crossing.arms.values()
-        if (e := findings.arm(arm).estimates.get(metric))
-    )
-    return Drawn(figure, pd.DataFrame(data), "Interactions", caption, alt + ".", wide=True)
+    if len(findings.crossings) > len(shown):
+        caption += f" {len(shown)} of {len(findings.crossings)} crossed pairs are drawn."
+    text = f"Heat maps of crossed knobs: {'; '.join(alt)}."
+    return Drawn(figure, pd.DataFrame(data), "Interactions", caption, text, wide=True)
 
 
 def _heat(
-    axes: Axes,
-    crossing: Crossing,
-    cells: dict[tuple[Any, Any], Estimate | None],
-    metric: str,
-    palette: str,
-    centre: float | None,
+    axes: Axes, crossing: Crossing, cells: Mapping[tuple[Any, Any], Estimate | None], metric: str, *, signs: bool
 ) -> None:
-    import seaborn as sns
+    import seaborn as sns  # takes as long to import as several figures to draw
 
-    means = {pair: estimate.value for pair, estimate in cells.items() if estimate is not None}
-    values = np.array(
-        [[means.get((row, column), np.nan) for column in crossing.column_values] for row in crossing.row_values]
-    )
-    names = [[_word(value) for value in axis] for axis in (crossing.row_values, crossing.column_values)]
-    scale = max(map(abs, means.values()), default=0.0) or 1.0 if centre is not None else None
+    rows, columns = crossing.row_values, crossing.column_values
+    grid = [[cells.get((row, column)) for column in columns] for row in rows]
+    values = np.array([[np.nan if one is None else one.value for one in line] for line in grid])
+    texts = np.array([[_cell(one, metric, signs=signs) for one in line] for line in grid])
+    scale = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
+    colours = {"cmap": "vlag", "center": 0.0, "vmin": -scale, "vmax": scale} if signs else {"cmap": "cividis"}
     sns.heatmap(
-        values, ax=axes, cmap=palette, center=centre, vmin=-scale if scale else None, vmax=scale, cbar=False,
-        linewidths=1.5,
-        xticklabels=names[1], yticklabels=names[0],
+        values, ax=axes, annot=texts, fmt="", annot_kws={"fontsize": 6.5, "linespacing": 1.15}, cbar=False,
+        linewidths=1.5, xticklabels=list(map(_word, columns)), yticklabels=list(map(_word, rows)), **colours,
     )  # fmt: skip
-    for i, row in enumerate(crossing.row_values):
-        for j, column in enumerate(crossing.column_values):
-            estimate = cells.get((row, column))
-            _annotate(axes, i, j, estimate, metric, signs=centre is not None)
-    at = crossing.column_values.index(crossing.baseline[1]), crossing.row_values.index(crossing.baseline[0])
-    axes.add_patch(_outline(*at))
+    at = columns.index(crossing.baseline[1]) + 0.03, rows.index(crossing.baseline[0]) + 0.03
+    axes.add_patch(Rectangle(at, 0.94, 0.94, fill=False, ec="black", lw=1.4, zorder=5))
     axes.set_xlabel(crossing.columns, fontsize=7.5)
     axes.set_ylabel(crossing.rows, fontsize=7.5)
     axes.tick_params(length=0, labelsize=7)
@@ -96,48 +81,21 @@ def _heat(
     axes.grid(visible=False)
 
 
-def _annotate(axes: Axes, i: int, j: int, estimate: Estimate | None, metric: str, *, signs: bool) -> None:
+def _cell(estimate: Estimate | None, metric: str, *, signs: bool) -> str:
     if estimate is None:
-        axes.text(j + 0.5, i + 0.5, "–", ha="center", va="center", fontsize=7, color=MUTED)
-        return
-    red, green, blue, _ = axes.collections[0].to_rgba(np.array([estimate.value]))[0]
-    dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
-    text = (
-        signed(estimate, metric).replace(" ", "\n", 1)
-        if signs
-        else f"{number(estimate.value, metric)}\n{span(estimate, metric)}"
-    )
-    axes.text(
-        j + 0.5,
-        i + 0.5,
-        text,
-        ha="center",
-        va="center",
-        fontsize=6.5,
-        color="white" if dark else "black",
-        linespacing=1.15,
-    )
-
-
-def _outline(column: int, row: int) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((column + 0.03, row + 0.03), 0.94, 0.94, fill=False, ec="black", lw=1.4, zorder=5)
+        return ""
+    if signs:
+        return signed(estimate, metric).replace(" ", "\n", 1)
+    return f"{number(estimate.value, metric)}\n{span(estimate, metric)}"
 
 
 def _row(
     crossing: Crossing, pair: tuple[Any, Any], arm: str, reached: Estimate | None, more: Estimate | None
 ) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "row_key": crossing.rows,
-        "row": pair[0],
-        "column_key": crossing.columns,
-        "column": pair[1],
-        "arm": arm,
-    }
+    row = {"row_key": crossing.rows, "row": pair[0], "column_key": crossing.columns, "column": pair[1], "arm": arm}
     for label, estimate in (("value", reached), ("departure", more)):
         numbers = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
-        row |= {label: numbers[0], f"{label}_low": numbers[1], f"{label}_high": numbers[2]}
+        row |= dict(zip((label, f"{label}_low", f"{label}_high"), numbers, strict=True))
     return row | {"seeds": reached.seeds if reached else 0, "prompts": reached.prompts if reached else 0}
 
 

@@ -1,20 +1,17 @@
-"""The list of figures, and how they are written: SVG, PNG, PDF and the CSV they were drawn from under one stem."""
+"""The list of figures, and how they are written: SVG, PDF, PNG and the CSV they were drawn from under one stem."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
-from reports.records.provenance import Provenance, provenance
+from reports.records.provenance import provenance
 
 if TYPE_CHECKING:
-    from reports.figures.second_process import Helper
     from reports.figures.style import Drawn
 
 FIGURES = {
@@ -36,88 +33,29 @@ FIGURES = {
 
 Imported only where something is drawn: matplotlib takes as long to import as a study to analyse.
 """
-SLOWEST_FIRST = ("training", "overoptimisation", "matched_kl", "effects", "frontier")
-"""Drawn before the others, so that two processes end at about the same time."""
 
 
 def figure(name: str) -> Callable[[StudyRecords, Findings], Drawn | None]:
-    """What draws the figure of this name; it gives None where the records hold nothing for it to draw."""
+    """Return the function that draws the figure of this name; it gives None where the records hold nothing for it."""
     draw_figure: Callable[[StudyRecords, Findings], Drawn | None] = resolve_name(FIGURES[name])
     return draw_figure
 
 
-def import_figures() -> None:
-    """Import what draws, before there is anything to draw."""
-    for name in FIGURES:
-        figure(name)
+def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Drawn | None]]:
+    """Draw every chosen figure of a study, all by default, and write its files into `folder`.
 
-
-def chosen_figures(records: StudyRecords) -> list[str]:
-    """The study's figures, each once; all by default."""
-    return list(dict.fromkeys(records.study.figures if records.study.figures is not None else FIGURES))
-
-
-SUFFIXES = (".svg", ".png", ".pdf", ".csv")
-
-
-@dataclass(frozen=True)
-class Words:
-    """What a page says of a figure."""
-
-    title: str
-    caption: str
-    alt: str
-    wide: bool
-
-
-@dataclass(frozen=True)
-class Painter:
-    """Draws figures of one study into the files of `folder`."""
-
-    records: StudyRecords
-    findings: Findings
-    folder: Path
-    earlier: Mapping[str, Path]
-    """Files of an earlier report, by their name, that are known to be drawn from the same records: they are taken
-    over."""
-    origin: Provenance
-    """What every figure states it was drawn from."""
-
-    def __call__(self, name: str) -> Words | None:
-        """Draw and write one figure; None where the records hold nothing for it."""
-        from reports.figures.style import house_style, save
-
-        with house_style():
-            drawn = figure(name)(self.records, self.findings)
-            if drawn is None:
-                return None
-            files = [f"{name}{suffix}" for suffix in SUFFIXES]
-            if all(file in self.earlier for file in files):
-                for file in files:
-                    shutil.copyfile(self.earlier[file], self.folder / file)
-            else:
-                save(drawn.figure, self.folder / name, drawn.title, self.origin)
-                drawn.data.to_csv(self.folder / f"{name}.csv", index=False, lineterminator="\n")
-        return Words(drawn.title, drawn.caption, drawn.alt, drawn.wide)
-
-
-def draw(
-    records: StudyRecords,
-    findings: Findings,
-    folder: Path,
-    earlier: Mapping[str, Path] | None = None,
-    helper: Helper | None = None,
-) -> Iterator[tuple[str, Words | None]]:
-    """Draw and write every chosen figure into `folder`, some of them by `helper`. The files do not depend on who drew
-    them.
-
-    None for a figure that the study's file names and the records hold nothing for; one that was not asked for by
-    name is then left out.
+    None for a figure that the study's file names and the records hold nothing for; without its name there, it is left
+    out.
     """
+    from reports.figures import style
+
     folder.mkdir(parents=True, exist_ok=True)
-    names, paint = chosen_figures(records), Painter(records, findings, folder, earlier or {}, provenance(records))
-    ordered = sorted(names, key=lambda name: SLOWEST_FIRST.index(name) if name in SLOWEST_FIRST else len(SLOWEST_FIRST))
-    drawn = helper.draw(ordered, paint) if helper else {name: paint(name) for name in names}
-    for name in names:
-        if drawn[name] is not None or records.study.figures is not None:
-            yield name, drawn[name]
+    chosen, origin = records.study.figures, provenance(records)
+    for name in dict.fromkeys(FIGURES if chosen is None else chosen):
+        with style.house_style():
+            drawn = figure(name)(records, findings)
+            if drawn is not None:
+                style.save(drawn.figure, folder / name, drawn.title, origin)
+                drawn.data.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
+        if drawn is not None or chosen is not None:
+            yield name, drawn

@@ -40,6 +40,13 @@ def choosing_arms(records: StudyRecords) -> dict[str, int]:
     return {arm: count for arm, count in counts.items() if count > 1}
 
 
+def arms_with_another_reference(records: StudyRecords) -> list[str]:
+    """Arms whose reference is rounded to another number of bits than the baseline's."""
+    bits = {cell.arm: cell.config.adapter.quantize for cell in records.plan if isinstance(cell, Cell)}
+    own = bits.get(records.study.baseline)
+    return [arm for arm, how in bits.items() if own is not None and how != own]
+
+
 def best_of_draws(records: StudyRecords) -> list[BestOfN]:
     """Every n, by the proxy and by the judge; empty where the draws are no longer in the store, or are single ones."""
     tables = [table for where in _references(records) if (table := _draws(records, where)) is not None]

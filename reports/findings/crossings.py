@@ -8,9 +8,9 @@ from itertools import combinations
 from typing import Any
 
 from pipeline.config.trial import flatten
-from reports.findings.pairs import possible, tables_of
+from reports.findings.pairs import contrast_of
 from reports.records.load import StudyRecords
-from reports.statistics import contrast, two_level
+from reports.statistics import two_level
 from reports.statistics.two_level import Estimate
 from studies.definition.design import Cell
 from studies.definition.hypotheses import Weights
@@ -87,6 +87,11 @@ class Crossed:
     """Of each cell beside the baseline's row and column."""
 
     @property
+    def simple_effects(self) -> tuple[SimpleEffect, ...]:
+        """Of the column knob alone."""
+        return tuple(one for one in self.effects if one.knob == self.crossing.columns)
+
+    @property
     def contrasts(self) -> tuple[Contrast, ...]:
         return *(one.contrast for one in self.effects), *(one.contrast for one in self.interactions)
 
@@ -158,11 +163,8 @@ def _interactions(records: StudyRecords, crossing: Crossing) -> tuple[Interactio
 
 def _contrast(records: StudyRecords, weights: Weights) -> Contrast:
     metric = records.study.objective.metric
-    tables = tables_of(records, metric, list(weights))
-    if tables is None:
-        return Contrast(weights, None, None)
-    effect = possible(contrast.estimate(list(weights.values()), tables), metric, list(weights.values()))
-    return Contrast(weights, effect, two_level.two_level_p(effect) if effect.seeds >= SEEDS else None)
+    effect = contrast_of(records, metric, weights)
+    return Contrast(weights, effect, two_level.two_level_p(effect) if effect and effect.seeds >= SEEDS else None)
 
 
 def _holm(tested: Sequence[Contrast]) -> list[Contrast]:

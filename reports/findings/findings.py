@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from pipeline.run.metrics import METRICS
 from reports.findings import matched_kl, trajectories
 from reports.findings.crossings import Crossed, crossed
-from reports.findings.excess import excess
 from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
-from reports.findings.pairs import PER_PROMPT, Pair, pair_of, parts, per_prompt, possible
-from reports.findings.pairs import maximized as maximized
+from reports.findings.pairs import PER_PROMPT, Shared, maximized, parts, possible, shared, smallest_of
+from reports.findings.pairs import once as once
 from reports.findings.peaks import ArmPeak, gold_peaks
+from reports.findings.proxy import excess
 from reports.findings.recommendation import Recommendation, recommend
 from reports.findings.symptoms import healths
 from reports.findings.trajectories import ArmAlarm, Paths
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult, load_search
 from reports.statistics import power, two_level
-from reports.statistics.hierarchical import moments
 from reports.statistics.two_level import Estimate, Outcome
 from studies.claims.evaluations import RATES
 from studies.claims.falsifiers import Outcome as FalsifierOutcome
@@ -35,10 +34,6 @@ REPORTED = (
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
     "eval/fault_rate", "eval/fault_rate_reference",
 )  # fmt: skip
-SMALLEST = {"eval/win_rate": 0.05, "eval/win_rate_proxy": 0.05}
-"""Smallest differences that matter, where the study gives none: five points of win rate."""
-SMALL_EFFECT = 0.2
-"""Of other metrics, in standard deviations of the baseline over prompts: what Cohen (1988) calls a small effect."""
 RANKED = ("eval/win_rate", "eval/gold")
 """Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
@@ -71,7 +66,7 @@ class ArmResult:
     iqm: dict[str, Estimate]
     """Interquartile means of `ROBUST`."""
     excess: Estimate | None
-    """Win rate by the proxy minus that by the judge, paired (`reports.findings.excess`)."""
+    """Win rate by the proxy minus that by the judge, paired (`reports.findings.proxy`)."""
 
 
 @dataclass(frozen=True)
@@ -212,15 +207,13 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         counts=counts,
         seeds=tuple(seeds),
         estimates={
-            metric: estimate
-            for metric in reported
-            if (estimate := _estimate(records, arm, metric, seeds, per_seed)) is not None
+            metric: estimate for metric in reported if (estimate := _estimate(records, arm, metric)) is not None
         },
         per_seed={metric: values for metric, values in per_seed.items() if values},
         divergence=two_level.wilson(fell, ended) if ended else None,
         divergence_difference=two_level.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
         planned=len(records.seeds),
-        iqm={metric: estimate for metric in ROBUST if (estimate := _iqm(records, arm, metric, seeds)) is not None},
+        iqm={metric: estimate for metric in ROBUST if (estimate := _iqm(records, arm, metric)) is not None},
         excess=excess(records, arm),
     )
 
@@ -232,55 +225,38 @@ def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
     return counts.get("diverged", 0), sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
 
 
-def _iqm(records: StudyRecords, arm: str, metric: str, seeds: list[int]) -> Estimate | None:
-    columns = per_prompt(records, metric)
-    seeds = records.answered(arm, [columns[0]]) if columns else []
-    prompts = records.shared_prompts([(arm, seed) for seed in seeds], [columns[0]] if columns else [])
-    if columns is None or not seeds or not len(prompts):
+def _iqm(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
+    found = shared(records, metric, [arm])
+    if found is None or found.once:
         return None
-    return two_level.iqm(records.answers(arm, columns[0], seeds, prompts)).clipped(
-        METRICS[metric].low, METRICS[metric].high
-    )
+    return two_level.iqm(found.tables[0][0]).clipped(METRICS[metric].low, METRICS[metric].high)
 
 
-def _estimate(
-    records: StudyRecords, arm: str, metric: str, seeds: list[int], per_seed: dict[str, dict[int, float]]
-) -> Estimate | None:
-    if not seeds:
+def _estimate(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
+    found = shared(records, metric, [arm])
+    if found is None:
         return None
     bounds = METRICS[metric].low, METRICS[metric].high
-    columns = per_prompt(records, metric)
-    if columns is None:
-        values = list(per_seed.get(metric, {}).values())
-        return two_level.over_seeds(values).clipped(*bounds) if values else None
-    top, bottom = columns
-    needed = [key for key in columns if key]
-    seeds = records.answered(arm, needed)
-    prompts = records.shared_prompts([(arm, seed) for seed in seeds], needed)
-    if not len(prompts):
-        return None
-    numerator = records.answers(arm, top, seeds, prompts)
-    denominator = records.answers(arm, bottom, seeds, prompts) if bottom else None
+    ((numerator, denominator),) = found.tables
+    if found.once:
+        return two_level.over_seeds(list(numerator[:, 0])).clipped(*bounds)
     if denominator is not None:
-        told = (denominator > 0).any(0)  # a prompt on which the judge decides no pair is no evidence
-        numerator, denominator = numerator[:, told], denominator[:, told]
+        decided = (denominator > 0).any(0)  # a prompt on which the judge decides no pair is no evidence
+        numerator, denominator = numerator[:, decided], denominator[:, decided]
     if metric in RATES:
         return two_level.rate(two_level.linear(numerator, denominator))
     return two_level.mean(numerator, denominator).clipped(*bounds)
 
 
-def once(records: StudyRecords, metric: str) -> bool:
-    """Whether a metric exists once per trial, so that only seeds can tell arms apart."""
-    return per_prompt(records, metric) is None
-
-
-def _others(records: StudyRecords) -> list[str]:
-    return [arm for arm in records.arms if arm != records.study.baseline]
+def _pairs(records: StudyRecords, metric: str) -> list[tuple[str, Shared | None]]:
+    """Every other arm with the baseline."""
+    base = records.study.baseline
+    return [(arm, shared(records, metric, [arm, base])) for arm in records.arms if arm != base]
 
 
 def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     maximize = maximized(records, metric)
-    pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
+    pairs = _pairs(records, metric)
     estimates = [possible(pair.difference(), metric) if pair else None for _, pair in pairs]
     smallest = [smallest_of(records, metric, pair) if pair else None for _, pair in pairs]
     tested = two_level.verdicts(estimates, smallest, maximize)
@@ -301,17 +277,6 @@ def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     ]
 
 
-def smallest_of(records: StudyRecords, metric: str, pair: Pair) -> float | None:
-    """The smallest difference that matters, in the metric's unit: `objective.smallest` of the study, `SMALLEST`, or
-    `SMALL_EFFECT` standard deviations of the baseline over prompts; None of another metric that exists once per
-    trial."""
-    objective = records.study.objective
-    stated = objective.smallest if metric == objective.metric else None
-    if stated is not None or metric in SMALLEST:
-        return stated if stated is not None else SMALLEST[metric]
-    return None if pair.once else SMALL_EFFECT * float(moments(pair.lines()[1]).spread) or None
-
-
 def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     """Completions of the arm against the baseline's, prompt by prompt."""
     if records.prompts.empty:
@@ -319,11 +284,10 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
     objective = records.study.objective.metric
     whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in RATES
     metric = objective if whole else "eval/gold"
-    pairs = [(arm, pair_of(records, metric, arm, records.study.baseline)) for arm in _others(records)]
     maximize = maximized(records, metric)
     return tuple(
-        Improvement(arm, metric, two_level.improvement(pair.first, pair.second, maximize))
-        for arm, pair in pairs
+        Improvement(arm, metric, two_level.improvement(pair.tables[0][0], pair.tables[1][0], maximize))
+        for arm, pair in _pairs(records, metric)
         if pair and not pair.once
     )
 
@@ -331,7 +295,7 @@ def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
 def _power(records: StudyRecords) -> tuple[Power, ...]:
     """The minimum detectable effect of each arm on the objective."""
     metric = records.study.objective.metric
-    pairs = [(arm, pair) for arm in _others(records) if (pair := pair_of(records, metric, arm, records.study.baseline))]
+    pairs = [(arm, pair) for arm, pair in _pairs(records, metric) if pair]
     powers = []
     for arm, pair in pairs:
         given = pair.moments()
@@ -341,17 +305,9 @@ def _power(records: StudyRecords) -> tuple[Power, ...]:
         target = smallest_of(records, metric, pair)
         need = power.seeds_needed(given, target, alpha) if target else None
         needed = need.seeds if need else None
-        powers.append(
-            Power(
-                arm,
-                metric,
-                power.detectable(given, alpha),
-                target,
-                len(pair.seeds),
-                needed,
-                need is not None and needed is None,
-            )
-        )
+        found = power.detectable(given, alpha)
+        hopeless = need is not None and needed is None
+        powers.append(Power(arm, metric, found, target, len(pair.seeds), needed, hopeless))
     return tuple(powers)
 
 
@@ -363,24 +319,18 @@ def _best(records: StudyRecords, metric: str) -> str | None:
     is named with a probability of at most 0.025, as it would have to beat the true best. An arm of which no trial
     was evaluated is not compared; one that lost seeds is compared on those it has.
     """
-    values = {
-        arm: estimate.value for arm in records.arms if (estimate := _estimate_of(records, arm, metric)) is not None
-    }
+    values = {arm: estimate.value for arm in records.arms if (estimate := _estimate(records, arm, metric)) is not None}
     if len(values) < 2:
         return None
     maximize = maximized(records, metric)
     best = (max if maximize else min)(values, key=lambda arm: values[arm])
     level = 1 - two_level.ALPHA / (len(values) - 1)
     for other in values:
-        pair = pair_of(records, metric, best, other) if other != best else None
+        pair = shared(records, metric, [best, other]) if other != best else None
         effect = pair.difference(level) if pair else None
         if other != best and (effect is None or not effect.excludes_zero or (effect.value > 0) != maximize):
             return None
     return best
-
-
-def _estimate_of(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
-    return _estimate(records, arm, metric, records.evaluated(arm), {metric: records.recorded(arm, metric)})
 
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:

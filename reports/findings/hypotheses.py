@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from reports.findings.pairs import possible, tables_of
+from reports.findings.pairs import contrast_of
 from reports.records.load import MISSING, STALE, StudyRecords
 from reports.statistics import contrast
 from reports.statistics.two_level import ALPHA, Estimate
@@ -97,11 +97,8 @@ def _alone(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
 
 
 def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> Step:
-    tables = tables_of(records, hypothesis.metric, list(weights))
-    if tables is None:
-        return Step(weights, None, False, None)
-    effect = possible(contrast.estimate(list(weights.values()), tables), hypothesis.metric, list(weights.values()))
-    if effect.seeds < SEEDS:
+    effect = contrast_of(records, hypothesis.metric, weights)
+    if effect is None or effect.seeds < SEEDS:
         return Step(weights, effect, False, None)
     return Step(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -59,6 +60,13 @@ class MatchedKL:
     p_holm: float | None = None
     """Corrected over the arms compared on this metric."""
     outcome: Outcome = "not estimable"
+
+    @property
+    def left_by_reason(self) -> dict[Left, int]:
+        """How many planned seeds are not compared, by reason."""
+        counts = Counter(self.left.values())
+        order: tuple[Left, ...] = ("not evaluated", "below", "beyond", "far apart", "few arms")
+        return {why: counts[why] for why in order if counts[why]}
 
 
 @dataclass(frozen=True)

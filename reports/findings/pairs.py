@@ -12,10 +12,15 @@ from pipeline.run.metrics import BY_FAMILY, METRICS
 from pipeline.run.metrics import PER_PROMPT as PER_PROMPT
 from pipeline.run.metrics import per_prompt as columns_of
 from reports.records.load import StudyRecords
-from reports.statistics import two_level
-from reports.statistics.hierarchical import Moments
+from reports.statistics import contrast, two_level
+from reports.statistics.hierarchical import Moments, moments
 from reports.statistics.two_level import Array, Estimate
 from studies.importing.trials import ends
+
+SMALLEST = {"eval/win_rate": 0.05, "eval/win_rate_proxy": 0.05}
+"""Smallest differences that matter, where the study gives none: five points of win rate."""
+SMALL_EFFECT = 0.2
+"""Of other metrics, in standard deviations of the baseline over prompts: what Cohen (1988) calls a small effect."""
 
 
 def parts(records: StudyRecords) -> list[str]:
@@ -29,6 +34,11 @@ def per_prompt(records: StudyRecords, metric: str) -> tuple[str, str | None] | N
     return columns if columns and records.by_prompt(metric, [key for key in columns if key]) else None
 
 
+def once(records: StudyRecords, metric: str) -> bool:
+    """Whether a metric exists once per trial, so that only seeds can tell arms apart."""
+    return per_prompt(records, metric) is None
+
+
 def maximized(records: StudyRecords, metric: str) -> bool:
     """Whether more of a metric is better."""
     objective = records.study.objective
@@ -36,28 +46,26 @@ def maximized(records: StudyRecords, metric: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Pair:
-    """An arm and another on one metric, on the seeds and prompts that both share: (S, P) each, P = 1 where it exists
-    once per trial."""
+class Shared:
+    """One metric of several arms on the seeds and prompts that all of them have; P = 1 where it exists once per
+    trial."""
 
     seeds: list[int]
-    first: Array
-    second: Array
-    first_denominator: Array | None
-    second_denominator: Array | None
+    tables: list[tuple[Array, Array | None]]
+    """(S, P) numerator and denominator of each arm."""
     once: bool
 
     def difference(self, level: float = two_level.LEVEL) -> Estimate:
+        """The first arm minus the second."""
+        (first, under), (second, beneath) = self.tables
         if self.once:
-            return two_level.over_seeds(list((self.first - self.second)[:, 0]), level)
-        return two_level.difference(self.first, self.second, self.first_denominator, self.second_denominator, level)
+            return two_level.over_seeds(list((first - second)[:, 0]), level)
+        return two_level.difference(first, second, under, beneath, level)
 
     def lines(self) -> tuple[Array, Array]:
-        """(S, P) tables whose means differ by the effect."""
-        return (
-            two_level.linear(self.first, self.first_denominator),
-            two_level.linear(self.second, self.second_denominator),
-        )
+        """(S, P) tables of two arms whose means differ by the effect."""
+        first, second = (two_level.linear(*table) for table in self.tables)
+        return first, second
 
     def per_seed(self) -> dict[int, float]:
         """The effect on each seed."""
@@ -69,46 +77,50 @@ class Pair:
         return two_level.contrast(*self.lines())
 
 
-def pair_of(records: StudyRecords, metric: str, arm: str, other: str) -> Pair | None:
-    """Two arms on one metric; None where they share no evaluated seed and prompt."""
-    seeds = [seed for seed in records.evaluated(arm) if seed in set(records.evaluated(other))]
+def shared(records: StudyRecords, metric: str, arms: Sequence[str], *, series: bool = False) -> Shared | None:
+    """A metric of several arms; None where they share no evaluated seed and prompt. `series`: where a metric was not
+    evaluated, the end of its series stands for it."""
+    evaluated = [set(records.evaluated(arm)) for arm in arms]
+    seeds = [seed for seed in records.evaluated(arms[0]) if all(seed in own for own in evaluated)]
     columns = per_prompt(records, metric)
     if columns is None:
-        values = [records.recorded(name, metric) for name in (arm, other)]
+        values = [(_ended if series else _recorded)(records, arm, metric) for arm in arms]
         seeds = [seed for seed in seeds if all(seed in known for known in values)]
-        first, second = (np.array([[known[seed]] for seed in seeds]) for known in values)
-        return Pair(seeds, first, second, None, None, True) if seeds else None
+        tables = [(np.array([[known[seed]] for seed in seeds]), None) for known in values]
+        return Shared(seeds, list(tables), True) if seeds else None
     top, bottom = columns
-    needed = [key for key in columns if key]
-    seeds = [seed for seed in seeds if all(seed in records.answered(name, needed) for name in (arm, other))]
-    prompts = records.shared_prompts([(name, seed) for name in (arm, other) for seed in seeds], needed)
-    if not seeds or not len(prompts):
-        return None
-    first, second = (records.answers(name, top, seeds, prompts) for name in (arm, other))
-    under = [records.answers(name, bottom, seeds, prompts) if bottom else None for name in (arm, other)]
-    return Pair(seeds, first, second, under[0], under[1], False)
-
-
-def tables_of(records: StudyRecords, metric: str, arms: Sequence[str]) -> list[tuple[Array, Array | None]] | None:
-    """(S, P) numerator and denominator of each arm on the seeds and prompts that all share; None without any."""
-    seeds = [seed for seed in records.evaluated(arms[0]) if all(seed in records.evaluated(arm) for arm in arms[1:])]
-    columns = per_prompt(records, metric)
-    if columns is None:
-        values = [_per_trial(records, arm, metric) for arm in arms]
-        seeds = [seed for seed in seeds if all(seed in known for known in values)]
-        return [(np.array([[known[seed]] for seed in seeds]), None) for known in values] if seeds else None
     needed = [key for key in columns if key]
     seeds = [seed for seed in seeds if all(seed in records.answered(arm, needed) for arm in arms)]
     prompts = records.shared_prompts([(arm, seed) for arm in arms for seed in seeds], needed)
-    if not len(prompts):
+    if not seeds or not len(prompts):
         return None
-    return [
-        tuple(records.answers(arm, column, seeds, prompts) if column else None for column in columns)  # type: ignore[misc]
-        for arm in arms
-    ]
+    above = [records.answers(arm, top, seeds, prompts) for arm in arms]
+    below = [records.answers(arm, bottom, seeds, prompts) if bottom else None for arm in arms]
+    return Shared(seeds, list(zip(above, below, strict=True)), False)
 
 
-def _per_trial(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
+def contrast_of(records: StudyRecords, metric: str, weights: Mapping[str, float]) -> Estimate | None:
+    """A weighted sum of arms on the seeds and prompts that all share; None without any."""
+    found, factors = shared(records, metric, list(weights), series=True), list(weights.values())
+    return possible(contrast.estimate(factors, found.tables), metric, factors) if found else None
+
+
+def smallest_of(records: StudyRecords, metric: str, pair: Shared) -> float | None:
+    """The smallest difference that matters, in the metric's unit: `objective.smallest` of the study, `SMALLEST`, or
+    `SMALL_EFFECT` standard deviations of the baseline over prompts; None of another metric that exists once per
+    trial."""
+    objective = records.study.objective
+    stated = objective.smallest if metric == objective.metric else None
+    if stated is not None or metric in SMALLEST:
+        return stated if stated is not None else SMALLEST[metric]
+    return None if pair.once else SMALL_EFFECT * float(moments(pair.lines()[1]).spread) or None
+
+
+def _recorded(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
+    return records.recorded(arm, metric)
+
+
+def _ended(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
     """Seed -> value of a metric that exists once per trial; of a series the mean of the last tenth of its records."""
     recorded = records.recorded(arm, metric)
     if recorded or metric.startswith("eval/"):

@@ -31,8 +31,7 @@ class ArmPeak:
 
 
 def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
-    """Of every arm whose trials recorded the gold reward often enough. Where several trainings share a chain, the mean
-    over these is the chain's."""
+    """Of every arm whose trials recorded the gold reward often enough."""
     found: dict[str, dict[int, Peak]] = {}
     for (arm, number), frame in trajectories(records).items():
         if GOLD in frame.columns:
@@ -42,19 +41,15 @@ def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
     return tuple(
         ArmPeak(
             arm,
-            _over_chains(records, trials, "step").clipped(0.0, np.inf),
-            _over_chains(records, trials, "root_kl").clipped(0.0, np.inf),
-            _over_chains(records, trials, "value"),
-            _over_chains(records, trials, "fall"),
+            _over_seeds(trials, "step").clipped(0.0, np.inf),
+            _over_seeds(trials, "root_kl").clipped(0.0, np.inf),
+            _over_seeds(trials, "value"),
+            _over_seeds(trials, "fall"),
             trials,
         )
         for arm, trials in found.items()
     )
 
 
-def _over_chains(records: StudyRecords, trials: dict[int, Peak], key: str) -> Estimate:
-    chains = {row.number: row.chain for row in records.study.replicates}
-    values: dict[int, list[float]] = {}
-    for number, own in trials.items():
-        values.setdefault(chains.get(number, number), []).append(float(getattr(own, key)))
-    return two_level.over_seeds([float(np.mean(each)) for each in values.values()])
+def _over_seeds(trials: dict[int, Peak], key: str) -> Estimate:
+    return two_level.over_seeds([float(getattr(own, key)) for own in trials.values()])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipeline.run.metrics import METRICS
-from reports.findings.pairs import pair_of
+from reports.findings.pairs import shared, smallest_of
 from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.two_level import Estimate
@@ -34,6 +34,10 @@ class Recommendation:
     """Arms that keep the constraints, this one included."""
     rivals: tuple[str, ...]
     """Those of them that it does not beat on the seeds they share (Holm's correction over all pairs of arms)."""
+    lead: float | None
+    """Its paired mean difference to the arm with the second-best mean, positive where it is ahead; None without one."""
+    smallest: float | None
+    """The smallest difference that matters."""
     excluded: tuple[str, ...]
     """Arms that break a constraint."""
     constraints: tuple[Constraint, ...]
@@ -63,6 +67,10 @@ def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool
     if len(evaluated) < 2 or not kept:
         return None
     best = (max if maximize else min)(kept, key=lambda arm: arm.estimates[metric].value)
+    others = sorted((arm for arm in kept if arm is not best), key=lambda arm: arm.estimates[metric].value)
+    second = others[-1 if maximize else 0] if others else None
+    pair = shared(records, metric, [best.arm, second.arm]) if second else None
+    lead = pair.difference().value if pair else None
     seeds = best.per_seed[metric]
     worst = (min if maximize else max)(seeds.items(), key=lambda item: item[1])
     return Recommendation(
@@ -70,6 +78,8 @@ def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool
         value=best.estimates[metric],
         compared=len(kept),
         rivals=_rivals(records, metric, best.arm, [arm.arm for arm in kept if arm is not best], maximize),
+        lead=lead if lead is None or maximize else -lead,
+        smallest=smallest_of(records, metric, pair) if pair else None,
         excluded=tuple(arm.arm for arm in evaluated if arm not in kept),
         constraints=bounds,
         worst_seed=worst,
@@ -110,7 +120,7 @@ def _keeps(arm: ArmResult, bound: Constraint) -> bool:
 def _rivals(records: StudyRecords, metric: str, best: str, others: list[str], maximize: bool) -> tuple[str, ...]:
     """Return the arms that the best one does not beat. The data chose the best, so any pair could have been tested:
     Holm's correction counts all pairs, of which those without the best count as undecided."""
-    pairs = [pair_of(records, metric, best, other) for other in others]
+    pairs = [shared(records, metric, [best, other]) for other in others]
     effects = [pair.difference() if pair else None for pair in pairs]
     raw = [two_level.two_level_p(effect) if effect else None for effect in effects]
     elsewhere = [1.0] * (len(others) * (len(others) - 1) // 2)

@@ -98,7 +98,7 @@ def trajectories(records: StudyRecords) -> dict[tuple[str, int], pd.DataFrame]:
     chosen = frame[["arm", "seed", "step", *keys]].assign(kl=kl).dropna(subset=["kl"])
     status = records.trials.set_index(["arm", "seed"])["status"].to_dict()
     groups = dict(iter(chosen.groupby(["arm", "seed"], sort=False)))
-    planned = [(arm, seed) for arm in records.arms for seed in records.numbers]
+    planned = [(arm, seed) for arm in records.arms for seed in records.seeds]
     return {trial: groups[trial] for trial in planned if trial in groups and status.get(trial) != "failed"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,13 +13,15 @@ import pandas as pd
 from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import ArmResult, Findings
-from reports.pages.page import Page, Part
+from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords
+from reports.statistics.two_level import Estimate
 from reports.tables.cells import DASH, columns, sample, shown, size
 from reports.tables.results import effect_word
-from reports.tables.table import Head, Table, TableCell, plain
+from reports.tables.table import Head, Table, TableCell, plain, write
 from reports.text.answer import answer
-from reports.text.words import counted, listed, name, number
+from reports.text.say import say
+from reports.text.words import name, number
 from studies.claims.falsifiers import OUTCOMES
 from studies.definition.design import Cell as Trial
 
@@ -26,6 +29,14 @@ METRICS_SHOWN = (
     "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/kl_per_token",
     "eval/kl_per_sequence", "eval/perplexity_texts",
 )  # fmt: skip
+WIN_RATE = "eval/win_rate"
+SHARED = {
+    "prompts": "held-out prompts",
+    "judge": "judges",
+    "sft": "references",
+    "reward": "training rewards",
+    "reference": "answers of the reference",
+}
 COSTS = {"cost/wall_s": Head("wall clock", "s per trial"), "cost/t4_s": Head("modelled T4", "s per trial")}
 
 
@@ -42,38 +53,41 @@ class Compared:
         return study.name if self.records.profile == study.profile else f"{study.name} ({self.records.profile})"
 
 
-def comparison(studies: Sequence[Compared]) -> Page:
-    """The page that sets studies side by side."""
-    names = [compared.label for compared in studies]
-    trials = sum(len(compared.records.plan) for compared in studies)
-    return Page(
-        title=f"{listed(names)} compared",
-        eyebrow=(
-            f"{counted(len(studies), 'study', 'studies')} · {counted(sum(len(s.records.arms) for s in studies), 'arm')}"
-            f" · {counted(trials, 'trial')} · designs {', '.join(compared.records.digest for compared in studies)}"
-        ),
-        lead=_lead(studies),
-        caveats=tuple(_caveats(studies)),
-        parts=(
-            Part("arms", "All arms", (), (comparison_table(studies),)),
-            Part(
-                "answers",
-                "What each study found",
-                tuple(f"{s.label}: {answer(s.records, s.findings).sentence}" for s in studies),
-            ),
-        ),
-    )
+def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]:
+    """Write the page that sets studies side by side, below `root`; returns its path, and the page for a terminal."""
+    table = comparison_table(studies)
+    values: dict[str, Any] = {
+        "labels": [compared.label for compared in studies],
+        "answers": {s.label: answer(s.records, s.findings).sentence for s in studies},
+        "eyebrow": say("compare", "eyebrow", studies),
+        "lead": say("compare", "lead", _highest(studies)),
+        "caveats": _caveats(studies),
+        "table": table,
+    }
+
+    def build(new: Path) -> None:
+        write([table], new / "tables")
+        write_text(new / "index.html", rendered("compare.html.j2", values))
+        write_text(new / "index.md", rendered("compare.md.j2", values))
+
+    folder = root / folder_name(studies)
+    replace_folder(folder, build)
+    lines = [
+        values["lead"],
+        *(f"Warning: {caveat}" for caveat in values["caveats"]),
+        "",
+        plain(_narrow(studies, table)),
+    ]
+    return folder / "index.html", "\n".join(lines)
 
 
-def summary(page: Page, studies: Sequence[Compared]) -> str:
-    """The page for a terminal: the answer, its warnings, and of the table what each study was judged by."""
-    (table,) = page.parts[0].tables
-    shown_keys = {"eval/win_rate", "eval/kl_per_token", *(s.records.study.objective.metric for s in studies)}
-    wanted = {"study", "arm", "n", "against its baseline", *map(name, shown_keys)}
+def _narrow(studies: Sequence[Compared], table: Table) -> Table:
+    """Of the table what each study was judged by."""
+    metrics = {"eval/win_rate", "eval/kl_per_token", *(s.records.study.objective.metric for s in studies)}
+    wanted = {"study", "arm", "n", "against its baseline", *map(name, metrics)}
     kept = [index for index, head in enumerate(table.heads) if head.text in wanted]
     rows = tuple(tuple(row[index] for index in kept) for row in table.rows)
-    narrow = replace(table, heads=tuple(table.heads[index] for index in kept), rows=rows)
-    return "\n".join([page.lead, *(f"Warning: {caveat}" for caveat in page.caveats), "", plain(narrow)])
+    return replace(table, heads=tuple(table.heads[index] for index in kept), rows=rows)
 
 
 def folder_name(studies: Sequence[Compared]) -> str:
@@ -159,37 +173,21 @@ def _claims(compared: Compared, arm: str) -> dict[str, int]:
     return {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in OUTCOMES}
 
 
-def _lead(studies: Sequence[Compared]) -> str:
-    """The highest win rate of each study; which arm is best overall is not said, as arms of different studies are not
-    paired here."""
-    parts = []
+def _highest(studies: Sequence[Compared]) -> list[tuple[str, str, Estimate]]:
+    """Study, arm and value of the highest win rate of each study."""
+    found = []
     for compared in studies:
-        ranked = [r for r in compared.findings.arms if "eval/win_rate" in r.estimates]
-        if ranked:
-            top = max(ranked, key=lambda result: result.estimates["eval/win_rate"].value)
-            cell = shown(top.estimates["eval/win_rate"], "eval/win_rate")
-            parts.append(
-                f"{top.arm} in {compared.label} ({cell.text} {cell.detail}; {size(top.estimates['eval/win_rate'])})"
-            )
-    if not parts:
-        return "No trial of these studies has been evaluated."
-    apart = "Arms of different studies are not paired, so no difference between them is tested."
-    return f"The highest win rate of each study: {listed(parts)}. {apart}"
-
-
-SHARED = (
-    ("prompts", "held-out prompts"),
-    ("judge", "judges"),
-    ("sft", "references"),
-    ("reward", "training rewards"),
-    ("reference", "answers of the reference"),
-)
+        rates = {one.arm: one.estimates[WIN_RATE] for one in compared.findings.arms if WIN_RATE in one.estimates}
+        if rates:
+            top = max(rates, key=lambda arm: rates[arm].value)
+            found.append((compared.label, top, rates[top]))
+    return found
 
 
 def _caveats(studies: Sequence[Compared]) -> list[str]:
-    """Whether win rates of different studies mean the same."""
+    """Reasons why numbers of different studies do not mean the same."""
     caveats: list[str] = []
-    for stage, what in SHARED:
+    for stage in SHARED:
         keys = {
             compared.label: sorted({str(e["key"]) for e in compared.records.upstream if e["stage"] == stage})
             for compared in studies
@@ -198,21 +196,11 @@ def _caveats(studies: Sequence[Compared]) -> list[str]:
         if stage == "reference" and caveats:
             continue  # other prompts, references or rewards bring other answers with them
         if len({tuple(own) for own in known.values()}) > 1 or any(len(own) > 1 for own in known.values()):
-            caveats.append(
-                f"The studies do not share all {what} ({_groups(known)}): such numbers are not comparable from study to"
-                " study."
-            )
+            caveats.append(say("compare", "not_shared", SHARED[stage], known))
     sizes = {
-        compared.label: str(
-            sorted({cell.config.evaluate.prompts for cell in compared.records.plan if isinstance(cell, Trial)})
-        )
+        compared.label: sorted({c.config.evaluate.prompts for c in compared.records.plan if isinstance(c, Trial)})
         for compared in studies
     }
-    if len(set(sizes.values())) > 1:
-        said = "; ".join(f"{label} {n.strip('[]')}" for label, n in sizes.items())
-        caveats.append(f"The studies were evaluated on different numbers of prompts: {said}.")
+    if len(set(map(tuple, sizes.values()))) > 1:
+        caveats.append(say("compare", "sizes", sizes))
     return caveats
-
-
-def _groups(keys: dict[str, list[str]]) -> str:
-    return "; ".join(f"{label}: {', '.join(key[:8] for key in own)}" for label, own in keys.items())

@@ -21,7 +21,6 @@ from typing import Any
 from pipeline.errors import WITHOUT_MISSING, Fault, UserError
 from pipeline.run.layout import Layout, StudyFolder, read_json, write_json
 from pipeline.run.store import WEIGHTS
-from reports.figures.second_process import IdleCores, helper
 from studies.definition.schema import Study
 
 CODE = ("reports", "studies", "pipeline")
@@ -29,24 +28,21 @@ LIBRARIES = ("fonttools", "Jinja2", "matplotlib", "numpy", "pandas", "pillow", "
 STAMP = ".drawn.json"
 
 
-def current_report(folder: StudyFolder, study: Study, *, second: bool = False, without_missing: bool = False) -> Path:
-    """The page of a study's report, drawn where it is not there as its records give it; figures that are there are
-    kept.
+def current_report(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> Path:
+    """Return the page of a study's report, drawn where it is not there as its records give it.
 
-    `second`: draw in a second process as well, where a core is idle. The caller's main module must be safe to import.
     `without_missing`: leave out what is no longer on disk. Raises what `reports.pages.report.render_report` does.
     """
-    idle = IdleCores()
     origin = made_from(folder, study) + (WITHOUT_MISSING if without_missing else "")
     stamp = _read(folder.path / STAMP)
     intact = intact_files(folder.report, stamp) if stamp.get("made_from") == origin else set()
     page = folder.report / "index.html"
     if intact and intact == set(stamp["files"]) == {name for name, _ in _files(folder.report)}:
         return page
-    with seldom_collecting(), helper(second and not intact and idle.beside_this_process() > 0.5) as beside:
-        from reports.pages.report import render_report  # takes as long as the helper's start
+    with seldom_collecting():
+        from reports.pages.report import render_report
 
-        page = render_report(folder, study, intact, beside, without_missing=without_missing)
+        page = render_report(folder, study, without_missing=without_missing)
     write_json(
         folder.path / STAMP,
         {"made_from": origin, "files": {name: _digest(path) for name, path in _files(folder.report)}},
@@ -85,7 +81,10 @@ def _parts(folder: StudyFolder, study: Study) -> Iterator[bytes]:
     yield json.dumps({"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}}).encode()
     root = Path(__file__).parents[2]
     for path in sorted(
-        path for package in CODE for path in (root / package).rglob("*") if path.suffix in (".py", ".j2", ".csv")
+        path
+        for package in CODE
+        for path in (root / package).rglob("*")
+        if path.suffix in (".py", ".j2", ".csv", ".mplstyle")
     ):
         yield from _named(path, root)
     records = sorted((folder.path / "trials").glob("*.json"))

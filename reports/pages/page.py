@@ -1,75 +1,50 @@
-"""What all pages share: the template environment, plain pages of sentences and tables, and how a folder of results is
-swapped in."""
+"""The parts that all pages share: the templates, and how a folder of results is swapped in."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from filelock import FileLock
 
 from pipeline.errors import UserError
 from pipeline.faults import is_disk_full
-from reports.tables.table import Table, markdown, write
-from reports.text.words import number
+from reports.tables.table import markdown
+from reports.text.words import count, counted, listed, number, upper_first
 
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A section of a plain page."""
-
-    name: str
-    title: str
-    sentences: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-
-
-@dataclass(frozen=True)
-class Page:
-    """A page of sentences and tables."""
-
-    title: str
-    eyebrow: str
-    lead: str
-    caveats: tuple[str, ...]
-    parts: tuple[Part, ...]
-
-
-def environment() -> jinja2.Environment:
-    """Jinja with everything escaped and the filters that the templates use."""
+def rendered(template: str, values: Mapping[str, Any]) -> str:
+    """Fill in a template; everything is escaped in HTML, and nothing in Markdown."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
+        autoescape=template.endswith(".html.j2"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    env.filters["number"] = number
-    env.filters["visible"] = visible
-    return env
+    filters = (count, counted, listed, markdown, minute, number, upper_first, visible)
+    env.filters |= {function.__name__: function for function in filters}
+    return env.get_template(template).render(values)
+
+
+def minute(time: str) -> str:
+    """A time stamp without its seconds.
+
+    >>> minute("2026-11-25T13:22:08+00:00")
+    '2026-11-25 13:22 UTC'
+    """
+    return f"{time[:16].replace('T', ' ')} UTC"
 
 
 def visible(text: str) -> str:
     """Replace control characters, which no page can show, by the replacement character."""
     return "".join("�" if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 else c for c in text)
-
-
-def write_page(page: Page, folder: Path) -> Path:
-    """``index.html``, ``index.md`` and ``tables/*`` of a plain page, swapped in whole; returns the path of the page."""
-
-    def build(new: Path) -> None:
-        write([table for part in page.parts for table in part.tables], new / "tables")
-        write_text(new / "index.html", environment().get_template("plain.html.j2").render(page=page))
-        write_text(new / "index.md", markdown_page(page))
-
-    replace_folder(folder, build)
-    return folder / "index.html"
 
 
 def replace_folder(folder: Path, build: Callable[[Path], None]) -> None:
@@ -104,22 +79,3 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def markdown_page(page: Page) -> str:
-    """The same content as text."""
-    lines = [
-        f"# {page.title}",
-        "",
-        page.eyebrow,
-        "",
-        f"**{page.lead}**",
-        "",
-        *(f"- {caveat}" for caveat in page.caveats),
-        "",
-    ]
-    for part in page.parts:
-        lines += [f"## {part.title}", "", *(line for sentence in part.sentences for line in (sentence, ""))]
-        for table in part.tables:
-            lines += [markdown(table), table.note, ""]
-    return "\n".join(lines)

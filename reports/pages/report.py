@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from pipeline.config.effects import content_of, field_of
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.run.layout import StudyFolder
 from pipeline.run.metrics import METRICS
-from reports.figures.registry import Words, draw
-from reports.figures.second_process import Helper
+from reports.figures.registry import draw
 from reports.findings.findings import Findings, analyse
 from reports.pages.inline import inline_svg
-from reports.pages.page import environment, replace_folder, write_text
+from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.results import all_tables
-from reports.tables.table import Table, markdown, write
-from reports.text.answer import Answer, answer, claim_sentence
+from reports.tables.table import Table, write
+from reports.text.answer import answer
 from reports.text.hypotheses import confirmed_sentence, summary, verdict_sentence
 from reports.text.methods import methods
+from reports.text.words import interval
 from studies.definition.design import Cell
 from studies.definition.schema import Study
 
-OPEN_SAMPLES = 3
+if TYPE_CHECKING:
+    from reports.figures.style import Drawn
 
 
 @dataclass(frozen=True)
@@ -42,38 +44,10 @@ class Shown:
     svg: Markup
 
 
-@dataclass(frozen=True)
-class Completion:
-    """One answer to a sample prompt."""
-
-    who: str
-    text: str
-    gold: str
-    proxy: str
-    result: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One held-out prompt with what the reference and every arm made of it."""
-
-    prompt: str
-    completions: tuple[Completion, ...]
-
-
-def render_report(
-    folder: StudyFolder,
-    study: Study,
-    intact: Collection[str] = (),
-    beside: Helper | None = None,
-    *,
-    without_missing: bool = False,
-) -> Path:
+def render_report(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> Path:
     """Write the report of a study from its records and return the page's path.
 
-    `intact`: files of the report that stands, by their path in it, which are known to be drawn from the same; its
-    figures are taken over. `beside`: a second process that draws some of the figures. `without_missing`: see
-    `reports.records.load.load_records`.
+    `without_missing`: see `reports.records.load.load_records`.
 
     Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run or the folder cannot be written,
@@ -81,58 +55,45 @@ def render_report(
     """
     records = load_records(folder, study, without_missing=without_missing)
     findings = analyse(records)
-    earlier = {Path(name).name: folder.report / name for name in intact if name.startswith("figures/")}
-    replace_folder(folder.report, lambda new: build(records, findings, new, earlier, beside))
+    replace_folder(folder.report, lambda new: build(records, findings, new))
     return folder.report / "index.html"
 
 
-def build(
-    records: StudyRecords,
-    findings: Findings,
-    folder: Path,
-    earlier: Mapping[str, Path] | None = None,
-    beside: Helper | None = None,
-) -> None:
-    """Write every file of the report into an empty or absent `folder`; figures in `earlier` are taken over as they
-    are."""
+def build(records: StudyRecords, findings: Findings, folder: Path) -> None:
+    """Write every file of the report into an empty or absent `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     tables = all_tables(records, findings)
     write(tables, folder / "tables")
     samples = records.samples.sort_values(["prompt_id", "arm", "seed"], kind="stable")
     samples.to_csv(folder / "tables" / "samples.csv", index=False, lineterminator="\n")
-    drawn = list(draw(records, findings, folder / "figures", earlier, beside))
+    drawn = list(draw(records, findings, folder / "figures"))
     figures = [_shown(name, figure, folder / "figures") for name, figure in drawn]
-    reply = answer(records, findings)
-    page = environment().get_template("report.html.j2").render(**_context(records, findings, reply, tables, figures))
-    write_text(folder / "index.html", page)
-    found = {
-        "answer": reply.sentence,
-        "crossing": reply.crossing,
-        **summary(records, findings.hypotheses),
-        "claims": reply.claims,
-    }
+    shown = _context(records, findings, tables, figures)
+    write_text(folder / "index.html", rendered("report.html.j2", shown))
+    write_text(folder / "report.md", rendered("report.md.j2", shown))
+    reply, judged = shown["answer"], summary(records, findings.hypotheses)
+    arms = {one.arm: {key: interval(value, key) for key, value in one.estimates.items()} for one in findings.arms}
+    found = {"answer": reply.sentence, "crossing": reply.crossing, **judged, "claims": reply.claims, "arms": arms}
     write_text(folder / records.folder.claims_file.name, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    write_text(folder / "report.md", _markdown_report(records, findings, reply, tables, figures))
 
 
 def _context(
-    records: StudyRecords, findings: Findings, reply: Answer, tables: list[Table], figures: list[Shown]
+    records: StudyRecords, findings: Findings, tables: Sequence[Table], figures: Sequence[Shown]
 ) -> dict[str, Any]:
+    """Every value that the templates of the page use."""
     sample_seed, samples = _samples(records)
     return {
         "records": records,
         "study": records.study,
-        "findings": findings,
-        "answer": reply,
+        "answer": answer(records, findings),
         "tables": {table.name: table for table in tables},
         "figures": figures,
         "samples": samples,
         "sample_seed": sample_seed,
-        "open_samples": OPEN_SAMPLES,
         "verdict": verdict_sentence(records.study, findings.hypotheses, records.standing.hypotheses),
         "confirmed": confirmed_sentence(records.study, records.folder),
-        "claims": [(claim, claim_sentence(claim)) for claim in findings.claims],
-        "arms": records.study.arm_overrides(),
+        "claims": findings.claims,
+        "arms": len(records.arms),
         "config": _baseline_config(records),
         "environments": _environments(records),
         "metrics": list(METRICS.values()),
@@ -141,48 +102,43 @@ def _context(
     }
 
 
-def _shown(name: str, drawn: Words | None, folder: Path) -> Shown:
+def _shown(name: str, drawn: Drawn | None, folder: Path) -> Shown:
     if drawn is None:
-        title = name.replace("_", " ").capitalize()
-        return Shown(
-            name,
-            title,
-            "The study asks for this figure, but its records hold nothing to draw in it.",
-            "",
-            False,
-            Markup(),
-        )
+        nothing = "The study asks for this figure, but its records hold nothing to draw in it."
+        return Shown(name, name.replace("_", " ").capitalize(), nothing, "", False, Markup())
     svg = Markup(inline_svg(folder / f"{name}.svg", name))  # ours: matplotlib escapes every text in it
     return Shown(name, drawn.title, drawn.caption, drawn.alt, drawn.wide, svg)
 
 
-def _samples(records: StudyRecords) -> tuple[int | None, list[Sample]]:
-    """The fixed prompts as answered in the first of the seeds that most arms were evaluated with."""
+def _samples(records: StudyRecords) -> tuple[int | None, list[dict[str, Any]]]:
+    """The first of the seeds that most arms were evaluated with, and the answers of reference and arms to each of the
+    fixed prompts with that seed."""
     frame = records.samples
     if frame.empty:
         return None, []
     arms_of = frame.groupby("seed")["arm"].nunique()
-    numbers = records.numbers
+    numbers = records.seeds
     seed = min(numbers, key=lambda candidate: (-int(arms_of.get(candidate, 0)), numbers.index(candidate)))
-    chosen = frame[frame["seed"] == seed]
-    order = {arm: index for index, arm in enumerate(records.arms)}
-    result = []
-    for _, rows in chosen.groupby("prompt_id", sort=True):
-        ordered = rows.to_dict("records")
-        ordered.sort(key=lambda row: order[str(row["arm"])])
-        result.append(Sample(str(ordered[0]["prompt"]), tuple(_completions(ordered))))
-    return seed, result
+    chosen = frame[frame["seed"] == seed].sort_values(
+        "arm", key=lambda arms: arms.map(records.arms.index), kind="stable"
+    )
+    groups = (rows.to_dict("records") for _, rows in chosen.groupby("prompt_id", sort=True))
+    return seed, [{"prompt": str(rows[0]["prompt"]), "completions": _completions(rows)} for rows in groups]
 
 
-def _completions(rows: list[dict[Any, Any]]) -> Iterator[Completion]:
-    first = rows[0]
-    scores = _score(first["reference_completion_gold"]), _score(first["reference_completion_proxy"])
-    yield Completion("reference", str(first["reference_completion"]), *scores, "")
-    for row in rows:
-        scores = _score(row["policy_gold"]), _score(row["policy_proxy"])
-        yield Completion(
-            str(row["arm"]), str(row["policy_completion"]), *scores, f"wins {100 * float(row['win']):.0f} %"
-        )
+def _completions(rows: list[dict[Any, Any]]) -> list[dict[str, str]]:
+    answers = [("reference", rows[0], "reference_completion", "")]
+    answers += [(str(row["arm"]), row, "policy", f"wins {100 * float(row['win']):.0f} %") for row in rows]
+    return [
+        {
+            "who": who,
+            "text": str(row["policy_completion" if source == "policy" else source]),
+            "gold": _score(row[f"{source}_gold"]),
+            "proxy": _score(row[f"{source}_proxy"]),
+            "result": result,
+        }
+        for who, row, source, result in answers
+    ]
 
 
 def _score(value: Any) -> str:
@@ -205,9 +161,9 @@ def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
 
 
 def _values(cell: Cell) -> dict[str, Any]:
-    """Every setting of a trial but its seed."""
-    content = cell.config.model_dump(mode="json", exclude={"profile": True, "train": {"seed"}})
-    return dict(flatten(content))
+    """The settings of a trial that act, but for its seed."""
+    acting = dict(flatten(content_of(cell.config, cell.config)))
+    return {key: value for key, value in acting.items() if key not in ("profile", "train.seed", "runtime.code")}
 
 
 def _stated(records: StudyRecords, own: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
@@ -222,9 +178,7 @@ def _stated(records: StudyRecords, own: dict[str, dict[str, Any]]) -> list[tuple
 
 
 def _description(key: str) -> str:
-    section, _, name = key.partition(".")
-    info = TrialConfig.model_fields[section].annotation
-    field = info.model_fields.get(name) if info is not None and hasattr(info, "model_fields") else None
+    field = field_of(TrialConfig, key)
     return (field.description or "") if field is not None else ""
 
 
@@ -240,32 +194,3 @@ def _environments(records: StudyRecords) -> list[tuple[str, list[tuple[str, str]
     return [
         ("all trials" if len(trials) == total else ", ".join(trials), list(items)) for items, trials in groups.items()
     ]
-
-
-def _markdown_report(
-    records: StudyRecords, findings: Findings, reply: Answer, tables: list[Table], figures: list[Shown]
-) -> str:
-    study = records.study
-    lines = [
-        f"# {study.question}",
-        "",
-        f"Study {study.name}, profile {records.profile}, design {records.digest}.",
-        "",
-        f"**{reply.use or reply.sentence}**",
-        "",
-        *([reply.crossing, ""] if reply.crossing else []),
-    ]
-    verdict = verdict_sentence(study, findings.hypotheses, records.standing.hypotheses)
-    confirmed = confirmed_sentence(study, records.folder)
-    first = filter(None, [reply.sentence * bool(reply.use), confirmed, verdict, reply.drift])
-    lines += [f"- {sentence}" for sentence in (*first, *reply.claims, *reply.caveats)] + [""]
-    lines += [f"Hypothesis, {records.standing.hypothesis}: {study.hypothesis}", ""] if study.hypothesis else []
-    lines += [f"Refuted if: {study.refuted_if}", ""] if study.refuted_if else []
-    for table in tables:
-        if table.rows:
-            lines += [f"## {table.title}", "", markdown(table), table.note, ""]
-    for figure in figures:
-        lines += [f"## {figure.title}", ""]
-        lines += [f"![{figure.alt}](figures/{figure.name}.png)", ""] if figure.svg else []
-        lines += [figure.caption, ""]
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Everything that a study left behind, as tidy frames. What is missing or went wrong is kept and counted."""
+"""All records of a study as tidy frames. Missing and failed trials are kept and counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipeline.config.trial import flatten
@@ -19,12 +18,10 @@ from pipeline.run.layout import StudyFolder, TrialRecord, read_json
 from pipeline.run.lost import refuse_lost
 from pipeline.run.metrics import known
 from pipeline.run.store import file_in
-from reports.records.find import find_study as find_study
 from reports.records.find import require_run
 from reports.records.trial_tables import (
     ANSWER_COLUMNS,
     PROMPT_COLUMNS,
-    Stacked,
     read_answers,
     read_curves,
     read_samples,
@@ -39,6 +36,8 @@ from studies.definition.search import SEARCH, confirmation
 
 MISSING = "missing"
 STALE = "stale"
+STAGES = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
+STATUSES = ("complete", "budget", "diverged", "pruned", "failed", STALE, MISSING)
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ class StudyRecords:
 
     @property
     def baseline(self) -> str:
-        """What every arm is held against, in words: by its name, or where that says nothing by its values of what the
-        others change."""
+        """The baseline in words: its name, or if it has none of its own, its values of the knobs that others change."""
         values = ", ".join(f"{key} {setting(value)}" for key, value in self.baseline_values.items())
         return (
             f"the baseline ({values})" if values else f"the baseline {self.study.baseline}".removesuffix(f" {BASELINE}")
@@ -101,71 +99,59 @@ class StudyRecords:
         return {label: own[key] for key, label in labels.items() if key in own}
 
     def reported(self, evaluation: Sequence[str], ends: Sequence[str]) -> tuple[str, ...]:
-        """The metrics to report: of a study that was run here those of the evaluation, of an imported one those of
-        either list that some trial has, since where a series ended can stand for an evaluation."""
+        """Return the metrics to report: those of the evaluation, or of an imported study those of either list that some
+        trial has, since the end of a series can stand for an evaluation."""
         if self.study.imported is None:
             return tuple(evaluation)
         return tuple(key for key in (*evaluation, *ends) if key in self.trials.columns)
 
     def answered(self, arm: str, columns: Sequence[str]) -> list[int]:
-        """Evaluated seeds of an arm with a value of these per-prompt columns."""
+        """Return the evaluated seeds of an arm with a value of these per-prompt columns."""
         return [
             seed for seed in self.evaluated(arm) if all((arm, seed) in self._answered.get(key, ()) for key in columns)
         ]
 
     def by_prompt(self, metric: str, columns: Sequence[str]) -> bool:
-        """Whether these per-prompt columns are known of every evaluated trial that recorded the metric, and of one."""
+        """Tell whether these per-prompt columns are known of every evaluated trial that recorded the metric."""
         known = [self._answered.get(key, set()) for key in columns]
         recorded = {(arm, seed) for arm in self.arms for seed in self.recorded(arm, metric)}
         return all(known) and recorded <= set.intersection(*known)
 
     @property
     def seeds(self) -> list[int]:
-        """What is independent evidence: the seeds of the study. Where several trainings share a seed's chain
-        (`studies.definition.replicates`), every number here is the mean of these."""
         return list(self.study.seeds)
 
     @property
-    def numbers(self) -> list[int]:
-        """What tells the trials of an arm apart; the seeds, unless several trainings share one."""
-        return [row.number for row in self.study.replicates]
-
-    @property
     def digest(self) -> str:
-        """Of the design: arms, seeds and every configuration."""
+        """The digest of the design: arms, seeds and every configuration."""
         return design_digest(self.plan)
 
     def counts(self, arm: str | None = None) -> dict[str, int]:
-        """Trials by status, `missing` included, in the order of first appearance of the list below."""
+        """Count trials by status, in the order of `STATUSES`."""
         chosen = self.trials if arm is None else self.trials[self.trials["arm"] == arm]
-        order = ["complete", "budget", "diverged", "pruned", "failed", STALE, MISSING]
-        return {status: n for status in order if (n := int((chosen["status"] == status).sum()))}
+        found = chosen["status"].value_counts()
+        return {status: int(found[status]) for status in STATUSES if status in found}
 
     def evaluated(self, arm: str) -> list[int]:
-        """Seeds of an arm that have per-prompt results, or else ended soundly."""
+        """Return the seeds of an arm that have per-prompt results, or of imported trials ended soundly."""
         rows = self._recorded.get(arm)
-        return [] if rows is None else list(dict.fromkeys(self._chains[int(number)] for number in rows["seed"]))
+        return [] if rows is None else [int(seed) for seed in rows["seed"]]
 
     def recorded(self, arm: str, metric: str) -> dict[int, float]:
-        """What the evaluation of an arm recorded, by seed."""
+        """Return a metric of the evaluation of an arm, by seed."""
         if metric not in self.trials.columns:
             return {}
         rows = self._recorded.get(arm)
         pairs = [] if rows is None else zip(rows["seed"], rows[metric], strict=True)
-        known: dict[int, list[float]] = {}
-        for number, value in pairs:
-            if pd.notna(value):
-                known.setdefault(self._chains[int(number)], []).append(float(value))
-        return {seed: math.fsum(values) / len(values) for seed, values in known.items()}
+        return {int(seed): float(value) for seed, value in pairs if pd.notna(value)}
 
     def series(self, arm: str, metric: str) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Number of a trial -> gradient steps and finite values of a metric; trials that did not record it are left
-        out."""
+        """Map a seed to the gradient steps and finite values of a metric, where it was recorded."""
         if metric not in self.curves.columns:
             return {}
         steps, values = (self.curves[key].to_numpy(dtype=np.float64) for key in ("step", metric))
         by_seed = {}
-        for seed in self.numbers:
+        for seed in self.seeds:
             rows = self._rows.get((arm, seed), np.zeros(0, dtype=np.intp))
             known = rows[np.isfinite(values[rows])]
             if len(known):
@@ -182,19 +168,18 @@ class StudyRecords:
         return int(np.bincount(gaps).argmax()) if len(gaps) else 1
 
     def answers(self, arm: str, column: str, seeds: Sequence[int], prompt_ids: pd.Index) -> NDArray[np.float64]:
-        """One per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a
+        """Return a per-prompt column of an arm as (seeds, prompts), both in the order given; NaN where a trial lacks a
         prompt."""
         rows = []
         for seed in seeds:
-            trials = self._of_seed[arm, seed]
-            own = [table if table.index.equals(prompt_ids) else table.reindex(prompt_ids) for table in trials]
-            values = [table[column].to_numpy(dtype=np.float64) for table in own]
-            rows.append(values[0] if len(values) == 1 else np.mean(values, axis=0))
+            table = self._of_seed[arm, seed]
+            own = table if table.index.equals(prompt_ids) else table.reindex(prompt_ids)
+            rows.append(own[column].to_numpy(dtype=np.float64))
         return np.stack(rows)
 
     def reference_gold(self) -> tuple[float, float] | None:
-        """Mean and standard deviation of the judge's score over single answers of the reference, judge points; None
-        where imported outcomes do not hold them."""
+        """Return mean and standard deviation of the judge's score over single answers of the reference, judge points;
+        None where imported outcomes do not hold them."""
         columns = ["reference_gold", "reference_gold_std"]
         rows = self.prompts.drop_duplicates(["seed", "prompt_id"]).dropna(subset=columns)
         if rows.empty:
@@ -203,10 +188,10 @@ class StudyRecords:
         return float(means.mean()), math.sqrt(float(means.var() + (within**2).mean()))
 
     def shared_prompts(self, rows: Sequence[tuple[str, int]], columns: Sequence[str] = ()) -> pd.Index:
-        """Prompts that the trials of these arms and seeds all answered, with a value in each of `columns`, ascending;
-        the same for all trials unless configurations were mixed or imported outcomes have gaps."""
-        indexes = [_known(table, columns) for row in rows for table in self._of_seed.get(row, [])]
-        if not indexes or any(row not in self._of_seed for row in rows):
+        """Return the prompts that the trials of these arms and seeds all answered, with a value in each of `columns`,
+        ascending; all prompts unless configurations were mixed or imported outcomes have gaps."""
+        indexes = [_known(table, columns) for row in rows if (table := self._of_seed.get(row)) is not None]
+        if not indexes or len(indexes) < len(rows):
             return pd.Index([], dtype=np.int64)
         shared: pd.Index = indexes[0]
         for index in indexes[1:]:
@@ -224,44 +209,34 @@ class StudyRecords:
         """Per-prompt column -> arm and seed of the study with a value of it."""
         counts = self.prompts.groupby(["arm", "seed"], sort=False).count()
         return {
-            str(column): {(str(arm), self._chains[int(number)]) for arm, number in counts.index[counts[column] > 0]}
-            for column in counts
+            str(column): {(str(arm), int(seed)) for arm, seed in counts.index[counts[column] > 0]} for column in counts
         }
 
     @cached_property
     def _rows(self) -> dict[tuple[str, int], NDArray[np.intp]]:
-        """Where the curves of each trial stand in `curves`: looked for once, since every figure asks for every arm."""
+        """The rows of each trial in `curves`: looked for once, since every figure asks for every arm."""
         groups: Mapping[Any, Any] = self.curves.groupby(["arm", "seed"], sort=False).indices
         return {(str(arm), int(seed)): np.asarray(rows, dtype=np.intp) for (arm, seed), rows in groups.items()}
 
     @cached_property
-    def _of_seed(self) -> dict[tuple[str, int], list[pd.DataFrame]]:
-        """The rows of each arm and seed under their prompts, a table a training: grouped once, since every estimate
-        asks for some of them."""
+    def _of_seed(self) -> dict[tuple[str, int], pd.DataFrame]:
+        """The rows of each arm and seed under their prompts: grouped once, since every estimate asks for some of
+        them."""
         groups: Iterable[tuple[Any, pd.DataFrame]] = self.prompts.groupby(["arm", "seed"], sort=False)
-        tables: dict[tuple[str, int], list[pd.DataFrame]] = {}
-        for (arm, number), rows in groups:
-            tables.setdefault((str(arm), self._chains[int(number)]), []).append(rows.set_index("prompt_id"))
-        return tables
-
-    @cached_property
-    def _chains(self) -> dict[int, int]:
-        """Number of a trial -> seed of its chain."""
-        chains = {row.number: row.chain for row in self.study.replicates}
-        return {number: chains.get(number, number) for number in map(int, self.trials["seed"])} | chains
+        return {(str(arm), int(seed)): rows.set_index("prompt_id") for (arm, seed), rows in groups}
 
 
 def _known(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Index:
-    missing = rows[list(columns)].isna().any(axis=1) if columns else None
-    return rows.index if missing is None or not missing.any() else rows.index[~missing]
+    missing = np.any([rows[column].isna().to_numpy() for column in columns], axis=0)
+    return rows.index[~missing] if missing.any() else rows.index
 
 
 @dataclass
 class _Gathered:
     notes: list[str] = field(default_factory=list)
-    curves: Stacked = field(default_factory=Stacked)
-    prompts: list[pa.Table] = field(default_factory=list)
-    samples: list[pa.Table] = field(default_factory=list)
+    curves: list[pd.DataFrame] = field(default_factory=list)
+    prompts: list[pd.DataFrame] = field(default_factory=list)
+    samples: list[pd.DataFrame] = field(default_factory=list)
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
@@ -286,7 +261,6 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     _refuse_empty(folder, rows)
     for stage, where in started["upstream"].items():
         gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
-    prompts = together(gathered.prompts, ANSWER_COLUMNS)
     gathered.notes += started.get("notes", [])
     return StudyRecords(
         study=study,
@@ -296,8 +270,8 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
         plan=tuple(plan),
         records=records,
         trials=pd.DataFrame(rows),
-        curves=gathered.curves.frame(),
-        prompts=prompts,
+        curves=together(gathered.curves, ["step"]),
+        prompts=together(gathered.prompts, ANSWER_COLUMNS),
         samples=together(gathered.samples, PROMPT_COLUMNS),
         upstream=tuple(_stages(folder, gathered)),
         notes=tuple(gathered.notes),
@@ -320,8 +294,8 @@ def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]
 
 def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
     order = {arm: index for index, arm in enumerate(study.arm_overrides())}
-    numbers = {row.number: place for place, row in enumerate(study.replicates)}
-    return sorted(plan, key=lambda cell: (order[cell.arm], numbers[cell.seed]))
+    places = {seed: place for place, seed in enumerate(study.seeds)}
+    return sorted(plan, key=lambda cell: (order[cell.arm], places[cell.seed]))
 
 
 def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
@@ -343,7 +317,7 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
         entry["trials"] += 1
     curves = read_curves(folder, record, gathered.notes)
     if curves is not None:
-        gathered.curves.trials.append((cell.arm, cell.seed, curves))
+        gathered.curves.append(curves)
     # Imported trials have no planned length, and no evaluation: where their training ended stands for it.
     row |= {"planned_steps": cell.steps or record.steps, **record.ends}
     row |= {"evaluated": isinstance(cell, Foreign) and record.status == "complete"}
@@ -359,20 +333,20 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
 
 
 def _stages(folder: StudyFolder, gathered: _Gathered) -> Iterable[dict[str, Any]]:
-    stages = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
-    order = {stage: place for place, stage in enumerate(stages)}
+    """Yield the stages in the order of the chain; rounds come before the last one, which has the plain name."""
 
-    def place(stage: str) -> tuple[int, bool, str]:
-        """Rounds before the last one, which has the plain name."""
-        return order.get(stage.partition("-")[0], 9), "-" not in stage, stage
+    def place(item: tuple[tuple[str, str], Any]) -> tuple[int, bool, str, str]:
+        (stage, key), _ = item
+        name = stage.partition("-")[0]
+        return STAGES.index(name) if name in STAGES else len(STAGES), "-" not in stage, stage, key
 
-    for (stage, key), entry in sorted(gathered.stages.items(), key=lambda item: (*place(item[0][0]), item[0][1])):
+    for (stage, key), entry in sorted(gathered.stages.items(), key=place):
         shared = stage.partition("-")[0] not in ("train", "evaluate")
         yield {"stage": stage, "key": key, **entry, "summary": _summary(folder, entry["path"]) if shared else {}}
 
 
 def _summary(folder: StudyFolder, where: str) -> dict[str, float]:
-    """Numbers that a stage stated of itself; none where it states none, or is no longer in the store."""
+    """Return the numbers that a stage stated of itself; none where it is no longer in the store."""
     try:
         content = read_json(file_in(folder, where, "summary.json"))
     except Gone:
@@ -383,7 +357,7 @@ def _summary(folder: StudyFolder, where: str) -> dict[str, float]:
 
 
 def _refuse_empty(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
-    """A page without a single number would replace one that had them, so this is an error and not a note."""
+    """Raise `UserError` where a page without a single number would replace one that had them."""
     page = folder.report / "index.html"
     if page.exists() and not folder.trial_files():
         raise UserError(

@@ -1,4 +1,4 @@
-"""What a figure was drawn from, as its files say it."""
+"""The origin of a figure, as its files state it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reports.records.load import MISSING, STALE, StudyRecords
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a figure comes from; written into its files."""
+    """The origin of a figure."""
 
     subject: str
     """Study, profile and digest of the design's configurations."""
@@ -19,12 +19,12 @@ class Provenance:
 
 
 def provenance(records: StudyRecords) -> Provenance:
-    """What a figure was drawn from: the design, the code, and every run that counted."""
+    """Return the design, the code, and every run that counted."""
     ran = records.trials[~records.trials["status"].isin([MISSING, STALE])]
     used = [records.records[str(arm), int(seed)] for arm, seed in zip(ran["arm"], ran["seed"], strict=True)]
     commits = dict.fromkeys(record.environment.get("git_commit", "") for record in used)
     return Provenance(
         subject=f"study {records.study.name}, profile {records.profile}, design {records.digest}",
-        commit=", ".join(commit for commit in commits if commit) or "unknown",
+        commit=", ".join(filter(None, commits)) or "unknown",
         runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['train'].key}" for r in used if "train" in r.stages),
     )

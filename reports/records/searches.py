@@ -1,9 +1,8 @@
-"""What a search tried, read from ``search.json``: tuning is shown apart from what was confirmed on fresh seeds."""
+"""The trials of a search, read from ``search.json``: tuning is shown apart from its confirmation on fresh seeds."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.errors import Damaged
 from pipeline.run.layout import StudyFolder, read_sealed
@@ -13,7 +12,7 @@ from studies.definition.search import Tried, trial_of
 
 @dataclass(frozen=True)
 class SearchResult:
-    """All trials of a search, its front, and what was confirmed."""
+    """All trials of a search, its front, and its confirmation."""
 
     trials: tuple[Tried, ...]
     pareto: tuple[int, ...]
@@ -33,28 +32,23 @@ class SearchResult:
 
 
 def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
-    """The search of a study, None where it has none or the file is of another search than the study gives now.
+    """Read the search of a study; None where it has none or the file is of another search than the study gives now.
 
     Raises `Damaged`.
     """
     if study.search is None or not folder.search_file.exists():
         return None
-    path = folder.search_file
     try:
         with folder.naming_remedy():
-            content = read_sealed(path)
+            content = read_sealed(folder.search_file)
         if content["search"] != study.search.model_dump(mode="json"):
             return None
-        return search_of(content)
+        return SearchResult(
+            trials=tuple(trial_of(entry) for entry in content["trials"]),
+            pareto=tuple(int(number) for number in content["pareto"]),
+            confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Damaged(path, f"{type(error).__name__}: {error}", folder.remedy) from None
-
-
-def search_of(content: dict[str, Any]) -> SearchResult:
-    """The content of ``search.json``. Raises `KeyError`, `TypeError` or `ValueError` where it is not of that form."""
-    trials = tuple(trial_of(entry) for entry in content["trials"])
-    return SearchResult(
-        trials=trials,
-        pareto=tuple(int(number) for number in content["pareto"]),
-        confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
-    )
+        raise Damaged(
+            folder.search_file, f"{type(error).__name__}: {str(error).splitlines()[0]}", folder.remedy
+        ) from None

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.statistics.drift import SMOOTH, running_mean, window_of
+from reports.statistics.drift import SMOOTH, complete, running_mean, window_of
 
 Array = NDArray[np.float64]
 FALSE_ALARMS = 0.05
@@ -74,7 +74,7 @@ def alarms(arms: Sequence[Sequence[Trajectory]], level: float = FALSE_ALARMS) ->
     points: 35, 93, 100, 100 % without correlation, 11, 58, 92, 100 % at 0.4. Fewer than `LEAST` complete records raise
     none.
     """
-    cleaned = [[_cleaned(trial) for trial in trials] for trials in arms]
+    cleaned = [[Trajectory(*complete(*vars(trial).values())) for trial in trials] for trials in arms]
     usable = [[trial for trial in trials if len(trial.steps) >= LEAST] for trials in cleaned]
     shape = tuple(tuple(min(len(trial.steps), _LONGEST) for trial in trials) for trials in usable if trials)
     limit = critical_fall(shape, level) if shape else 0.0
@@ -169,13 +169,6 @@ def _turned(trial: Trajectory, limit: float) -> Alarm | None:
     turn = int(inner[smooth_gold[inner].argmax()])
     at = (trial.steps[turn], kl[turn], smooth_gold[turn], smooth_proxy[turn], trial.steps[seen], kl[seen])
     return Alarm(*(float(value) for value in at))
-
-
-def _cleaned(trial: Trajectory) -> Trajectory:
-    """Complete records in the order of their steps."""
-    columns = np.vstack([np.asarray(column, dtype=np.float64) for column in vars(trial).values()])
-    columns = columns[:, np.isfinite(columns).all(axis=0)]
-    return Trajectory(*columns[:, np.argsort(columns[0], kind="stable")])
 
 
 def _edges(records: int, blocks: int) -> NDArray[np.int64]:

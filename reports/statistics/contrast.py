@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 
 from reports.statistics import two_level
-from reports.statistics.equivalence import equivalence_p
 from reports.statistics.hierarchical import moments
-from reports.statistics.two_level import Array, Estimate
+from reports.statistics.two_level import Array, Estimate, equivalence_p
 
 Expected = Literal["higher", "lower", "equal"]
 Judged = Literal["SUPPORTED", "REFUTED", "UNDECIDED"]
@@ -64,7 +63,7 @@ def against(effect: Estimate, expect: Expected, margin: float = 0.0) -> Test:
     `higher`: the contrast exceeds `margin`; `lower`: it is below ``-margin``; `equal`: it is within ``+-margin``.
     `margin` has the metric's unit. The p-value is two-sided, so it is below 0.05 where the 95 % interval lies on one
     side of the bound. An estimate within the margins of `equal` has that of the equivalence test
-    (`reports.statistics.equivalence`): it is below 0.05 where the 90 % interval lies within them.
+    (`two_level.equivalence_p`): it is below 0.05 where the 90 % interval lies within them.
     """
     if expect == "equal":
         room = margin - abs(effect.value)

@@ -26,21 +26,27 @@ class DriftPath:
 
 
 def drift_path(steps: Array, kl: Array, values: Mapping[str, Array]) -> DriftPath | None:
-    """Running means over a tenth of the records (`SMOOTH` at least); None with fewer than two complete records.
+    """Return running means over a tenth of the records (`SMOOTH` at least); None with fewer than two complete records.
 
     Shapes: (N,) each, in any order; a record with a non-finite number anywhere is left out.
     """
-    columns = np.vstack([np.asarray(column, dtype=np.float64) for column in (steps, kl, *values.values())])
-    columns = columns[:, np.isfinite(columns).all(axis=0)]
-    columns = columns[:, np.argsort(columns[0], kind="stable")]
+    columns = complete(steps, kl, *values.values())
     if columns.shape[1] < 2:
         return None
     smooth = running_mean(columns[1:], window_of(columns.shape[1]))
     return DriftPath(columns[0], smooth[0], dict(zip(values, smooth[1:], strict=True)))
 
 
+def complete(*columns: Array) -> Array:
+    """Return the records without a non-finite number, in the order of the first column, their steps; shapes (N,) each
+    and (C, M)."""
+    table = np.vstack([np.asarray(column, dtype=np.float64) for column in columns])
+    table = table[:, np.isfinite(table).all(axis=0)]
+    return np.asarray(table[:, np.argsort(table[0], kind="stable")])
+
+
 def mean_path(paths: Sequence[DriftPath]) -> DriftPath | None:
-    """The mean over trials at equal steps, as long as all of them were running; None where that is never."""
+    """Return the mean over trials at equal steps, as long as all of them were running; None where that is never."""
     if not paths:
         return None
     low, high = max(path.steps[0] for path in paths), min(path.steps[-1] for path in paths)
@@ -54,12 +60,12 @@ def mean_path(paths: Sequence[DriftPath]) -> DriftPath | None:
 
 
 def window_of(records: int) -> int:
-    """Records in a running mean of so many: a tenth of them, and odd."""
+    """Return the records in a running mean of so many: a tenth of them, and odd."""
     return max(SMOOTH, records // 10) | 1
 
 
 def running_mean(rows: Array, window: int) -> Array:
-    """Centred means along the last axis; at the ends of what there is. Shapes: (..., N)."""
+    """Return centred means along the last axis; at the ends of what there is. Shapes: (..., N)."""
     n = rows.shape[-1]
     half = window // 2
     sums = np.concatenate([np.zeros((*rows.shape[:-1], 1)), np.cumsum(rows, axis=-1)], axis=-1)

@@ -16,7 +16,7 @@ Above the scale A the prior is flat in log τ. That choice makes the posterior i
 coverage however far seeds differ, where a half-Cauchy prior (Gelman 2006, Bayesian Analysis 1:515) covers too little as
 soon as τ exceeds its scale. Below A the prior is flat in τ, so agreement of a few seeds is no proof that seeds agree.
 A single seed has no information about τ and needs a prior that can be integrated: a half-Cauchy of scale `LONE` alone.
-`reports.statistics.coverage` measures all of this.
+`make coverage` measures all of this.
 """
 
 from __future__ import annotations
@@ -114,13 +114,13 @@ def moments(table: Array) -> Moments:
     return Moments(seeds, mean, between, rest / prompts, widened * shared / prompts, np.sqrt(inside))
 
 
-def posterior(given: Moments, scale: float | None = None, half_cauchy: bool = False) -> Posterior:
-    """The posterior of the mean. All tables must vary: `spread` or `between` above 0.
+def posterior(given: Moments, half_cauchy: bool = False) -> Posterior:
+    """Return the posterior of the mean. All tables must vary: `spread` or `between` above 0.
 
-    `scale` replaces `SCALE`, or `LONE` with one seed; `half_cauchy` takes the prior of one seed for several.
+    `half_cauchy` takes the prior of one seed for several; the simulation compares the two.
     """
     alone = given.seeds == 1 or half_cauchy
-    unit = (scale or (LONE if alone else SCALE)) * np.asarray(given.spread)[..., None]
+    unit = (LONE if alone else SCALE) * np.asarray(given.spread)[..., None]
     between, within = np.asarray(given.between)[..., None], np.asarray(given.within)[..., None]
     tau = (unit + np.sqrt(between)) * _GRID
     variance = tau**2 + within

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from reports.statistics.drift import complete
+
 Array = NDArray[np.float64]
 BLOCKS = 16
 """At most; a block is a mean over successive records."""
@@ -26,7 +28,7 @@ class Peak:
 
 
 def peak(steps: Array, kl: Array, values: Array) -> Peak | None:
-    """The peak of block means: its place is chosen on one half of a block's records, its height measured on the other.
+    """Return the peak of block means: one half of a block's records chooses its place, the other measures its height.
 
     Of the records in the order of steps, the even ones are one half and the odd ones the other. Each half chooses the
     block with its highest mean, b* = argmax_b mean(values in b), and the other half gives height, KL and fall
@@ -34,9 +36,7 @@ def peak(steps: Array, kl: Array, values: Array) -> Peak | None:
     is that of a block and no lucky draw: on average it is the curve there, which is at most the curve's maximum.
     Shapes: (N,) each, in any order; a record with a non-finite number is left out. None with fewer than three blocks.
     """
-    columns = np.vstack([np.asarray(column, dtype=np.float64) for column in (steps, kl, values)])
-    columns = columns[:, np.isfinite(columns).all(axis=0)]
-    columns = columns[:, np.argsort(columns[0], kind="stable")]
+    columns = complete(steps, kl, values)
     count = min(BLOCKS, columns.shape[1] // LEAST)
     if count < 3:
         return None

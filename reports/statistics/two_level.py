@@ -1,8 +1,8 @@
 """Estimates, intervals and tests over a seeds x prompts table. Pure functions without random numbers.
 
 Shapes: S seeds (rows), P held-out prompts (columns). Every trial answers the same prompts, so the two factors are
-crossed. Intervals and p-values are those of `reports.statistics.hierarchical`; `reports.statistics.coverage` measures
-how often they are right.
+crossed. Intervals and p-values are those of `reports.statistics.hierarchical`; `make coverage` measures how often they
+are right.
 
 A quantity may be a ratio per seed (nats / tokens): it is then given as a numerator and a denominator, and
 the value of an arm is the mean over seeds of ``sum_p numerator / sum_p denominator``.
@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import intervals
-from reports.statistics.equivalence import equivalence_p
 from reports.statistics.hierarchical import Moments, Posterior, moments, posterior
 
 Array = NDArray[np.float64]
@@ -186,6 +185,21 @@ def two_level_p(effect: Estimate) -> float | None:
     if effect.se == 0.0 and effect.value != 0.0:
         return None
     return effect.beyond(abs(effect.value))
+
+
+def equivalence_p(effect: Estimate, smallest: float) -> float | None:
+    """Return the larger p-value of the two one-sided tests of ``effect <= -smallest`` and ``effect >= smallest``
+    (Schuirmann 1987, Journal of Pharmacokinetics and Biopharmaceutics 15:657), which shows an effect to be small.
+
+    With the symmetric distribution of the estimate's error it is half the two-sided probability of a deviation by
+    ``smallest - |value|``, the distance to the nearer margin. 1 at or beyond a margin; None without a distribution. It
+    is below alpha where the interval of level ``1 - 2 alpha`` (90 %) lies within ``±smallest``.
+    """
+    room = smallest - abs(effect.value)
+    if room <= 0.0:
+        return 1.0
+    beyond = effect.beyond(room)
+    return None if beyond is None else beyond / 2
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-import pandas as pd
-
-from reports.statistics.coverage import ARMS, COMMAND, RARE, SEEDS, SPREADS, Coverage, published
-from reports.tables.table import Head, Table, TableCell
+from reports.statistics.coverage import ARMS, COMMAND, RARE, SEEDS, Coverage, published
+from reports.tables.table import Head, Table, declared, words
 from reports.text.words import percent
 
-WORDS = {
+SPREADS = {
     "equal": "do not differ",
     "sd 0.05": "differ by 0.05 sd",
     "sd 0.2": "differ by 0.2 sd",
@@ -21,18 +19,8 @@ WORDS = {
 
 
 def coverage_table() -> Table:
-    """Coverage by number of seeds and by how seeds differ, lowest to highest over kinds and numbers of prompts."""
-    heads = (
-        Head("seeds", numeric=False),
-        *[Head(WORDS[spread], "coverage in %") for spread in SPREADS],
-        Head("false findings", "% at most"),
-    )
-    rows = []
-    for seeds in SEEDS:
-        own = [cell for cell in published() if cell.seeds == seeds]
-        cells = [_span([cell for cell in own if cell.spread == spread]) for spread in SPREADS]
-        error = f"{100 * max(cell.family_wise_error for cell in own):.1f}"
-        rows.append((TableCell(str(seeds)), *cells, TableCell(error)))
+    """Show coverage by number of seeds and by how seeds differ, lowest to highest over kinds and numbers of prompts."""
+    cells = {seeds: [cell for cell in published() if cell.seeds == seeds] for seeds in SEEDS}
     note = (
         f"Simulation with known truth ({COMMAND}; {published()[0].replicates:,} tables for each kind of quantity and"
         " number of prompts): share of the 95 % intervals that hold the truth, of means and of paired differences,"
@@ -40,11 +28,23 @@ def coverage_table() -> Table:
         f" deviation over prompts. False findings: how often any of {ARMS} arms that do not differ from the baseline"
         " was called better or worse, in the worst design. In the CSV: every design, with mean widths."
     )
-    frame = pd.DataFrame([asdict(cell) for cell in published()])
-    return Table("coverage", "How often intervals are right, by how seeds differ", note, heads, tuple(rows), frame)
+    shape = (
+        (words("seeds"), lambda seeds: str(seeds)),
+        *[
+            (Head(text, "coverage in %"), lambda seeds, spread=spread: _span(cells[seeds], spread))
+            for spread, text in SPREADS.items()
+        ],
+        (
+            Head("false findings", "% at most"),
+            lambda seeds: f"{100 * max(cell.family_wise_error for cell in cells[seeds]):.1f}",
+        ),
+    )
+    title = "How often intervals are right, by how seeds differ"
+    return declared("coverage", title, note, SEEDS, shape, map(asdict, published()))
 
 
-def _span(cells: list[Coverage]) -> TableCell:
-    shares = [share for cell in cells for share in (cell.mean_coverage, cell.difference_coverage)]
+def _span(cells: list[Coverage], spread: str) -> str:
+    own = [cell for cell in cells if cell.spread == spread]
+    shares = [share for cell in own for share in (cell.mean_coverage, cell.difference_coverage)]
     low, high = percent(min(shares)), percent(max(shares))
-    return TableCell(low if low == high else f"{low} to {high}")
+    return low if low == high else f"{low} to {high}"

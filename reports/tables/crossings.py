@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
-
-import pandas as pd
 
 from pipeline.run.metrics import METRICS
 from reports.findings.crossings import Contrast, Crossed
@@ -12,22 +12,26 @@ from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import ALPHA
 from reports.tables.cells import columns, sample, shown_difference, size
-from reports.tables.table import Head, Table, TableCell
-from reports.text.crossings import at
-from reports.text.words import name, p_value, setting
+from reports.tables.table import Head, Table, declared, words
+from reports.text.words import at, name, p_value, setting
 from studies.definition.hypotheses import expression
 
 
+@dataclass(frozen=True)
+class _Row:
+    kind: str
+    change: str
+    at: str
+    knob: tuple[str, Any, Any]
+    """Its name, its value and the value instead of which it stands."""
+    other: tuple[str, Any, Any]
+    contrast: Contrast
+
+
 def crossings_table(records: StudyRecords, findings: Findings) -> Table:
-    """Simple effects and interactions of every pair of crossed knobs, on the objective."""
+    """Show simple effects and interactions of every pair of crossed knobs, on the objective."""
     metric = records.study.objective.metric
-    heads = (
-        Head("change", numeric=False), Head("at", numeric=False), Head("kind", numeric=False),
-        Head("difference", "95 % interval"), Head("n", "seeds × prompts"), Head("p"), Head("p, Holm"),
-        Head("finding", numeric=False),
-    )  # fmt: skip
-    rows = tuple(row for found in findings.crossings for row in _rows(found, metric))
-    data = [row for found in findings.crossings for row in _data(found, metric)]
+    rows = [row for found in findings.crossings for row in _rows(found)]
     unit = "" if METRICS[metric].unit in ("fraction", "1") else f" [{METRICS[metric].unit}]"
     note = (
         f"Differences in {name(metric)}{unit}; everything else as in {records.baseline}. Simple effect: a knob's value"
@@ -37,39 +41,30 @@ def crossings_table(records: StudyRecords, findings: Findings) -> Table:
         " apart from them over its interactions. A finding needs p, Holm below"
         f" {ALPHA:g} and an interval without 0."
     )
-    return Table("crossings", "Crossed knobs", note, heads, rows, pd.DataFrame(data))
-
-
-def _rows(found: Crossed, metric: str) -> list[tuple[TableCell, ...]]:
-    crossing = found.crossing
-    simple = [
-        (
-            TableCell(f"{at(one.knob, one.value)} instead of {setting(one.base)}"),
-            TableCell(at(one.other, one.level)),
-            TableCell("simple effect"),
-            *_tested(one.contrast, metric),
-        )
-        for one in found.effects
-    ]
-    return simple + [
-        (
-            TableCell(f"{at(crossing.rows, one.row)} with {at(crossing.columns, one.column)}"),
-            TableCell("–"),
-            TableCell("interaction"),
-            *_tested(one.contrast, metric),
-        )
-        for one in found.interactions
-    ]
-
-
-def _tested(one: Contrast, metric: str) -> tuple[TableCell, ...]:
-    return (
-        shown_difference(one.estimate, metric),
-        TableCell(size(one.estimate)),
-        TableCell(p_value(one.p)),
-        TableCell(p_value(one.p_holm)),
-        TableCell(_finding(one)),
+    shape = (
+        (words("change"), lambda row: row.change),
+        (words("at"), lambda row: row.at),
+        (words("kind"), lambda row: row.kind),
+        (Head("difference", "95 % interval"), lambda row: shown_difference(row.contrast.estimate, metric)),
+        (Head("n", "seeds × prompts"), lambda row: size(row.contrast.estimate)),
+        (Head("p"), lambda row: p_value(row.contrast.p)),
+        (Head("p, Holm"), lambda row: p_value(row.contrast.p_holm)),
+        (words("finding"), lambda row: _finding(row.contrast)),
     )
+    head = {"metric": metric, "unit": METRICS[metric].unit}
+    return declared("crossings", "Crossed knobs", note, rows, shape, [head | _record(row) for row in rows])
+
+
+def _rows(found: Crossed) -> Iterator[_Row]:
+    crossing = found.crossing
+    for one in found.effects:
+        change = f"{at(one.knob, one.value)} instead of {setting(one.base)}"
+        knobs = (one.knob, one.value, one.base), (one.other, one.level, one.level)
+        yield _Row("simple effect", change, at(one.other, one.level), *knobs, one.contrast)
+    for cell in found.interactions:
+        change = f"{at(crossing.rows, cell.row)} with {at(crossing.columns, cell.column)}"
+        knobs = (crossing.rows, cell.row, crossing.baseline[0]), (crossing.columns, cell.column, crossing.baseline[1])
+        yield _Row("interaction", change, "–", *knobs, cell.contrast)
 
 
 def _finding(one: Contrast) -> str:
@@ -80,27 +75,10 @@ def _finding(one: Contrast) -> str:
     return "above 0" if one.estimate.value > 0 else "below 0"
 
 
-def _data(found: Crossed, metric: str) -> list[dict[str, Any]]:
-    crossing = found.crossing
-    rows = [
-        _record("simple effect", (one.knob, one.value, one.base), (one.other, one.level, one.level), one.contrast)
-        for one in found.effects
-    ]
-    rows += [
-        _record(
-            "interaction",
-            (crossing.rows, one.row, crossing.baseline[0]),
-            (crossing.columns, one.column, crossing.baseline[1]),
-            one.contrast,
-        )
-        for one in found.interactions
-    ]
-    return [{"metric": metric, "unit": METRICS[metric].unit, **row} for row in rows]
-
-
-def _record(kind: str, knob: tuple[str, Any, Any], other: tuple[str, Any, Any], one: Contrast) -> dict[str, Any]:
-    named = {"kind": kind, "contrast": expression(one.weights)}
-    named |= dict(zip(("knob", "value", "instead_of"), knob, strict=True))
-    named |= dict(zip(("other_knob", "other_value", "other_instead_of"), other, strict=True))
-    tests = {"p": one.p, "p_holm": one.p_holm, "finding": _finding(one)}
-    return {**named, **columns("difference", one.estimate), **sample(one.estimate), **tests}
+def _record(row: _Row) -> dict[str, Any]:
+    one = row.contrast
+    record: dict[str, Any] = {"kind": row.kind, "contrast": expression(one.weights)}
+    record |= dict(zip(("knob", "value", "instead_of"), row.knob, strict=True))
+    record |= dict(zip(("other_knob", "other_value", "other_instead_of"), row.other, strict=True))
+    record |= columns("difference", one.estimate) | sample(one.estimate)
+    return record | {"p": one.p, "p_holm": one.p_holm, "finding": _finding(one)}

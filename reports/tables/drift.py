@@ -1,70 +1,57 @@
-"""Tables of what drift bought: arms at equal drift, and where over-optimisation began."""
+"""Tables of equal drift, and of where over-optimisation began."""
 
 from __future__ import annotations
 
-import math
-
-import pandas as pd
+from collections.abc import Callable
 
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import Findings
+from reports.findings.matched_kl import MatchedKL
 from reports.findings.trajectories import ArmAlarm
 from reports.records.load import StudyRecords
+from reports.statistics.alarm import Alarm
 from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
-from reports.tables.table import Head, Table, TableCell
+from reports.tables.table import Head, Table, TableCell, declared, words
 from reports.text.drift import left_out, not_compared
 from reports.text.words import listed, name, number, p_value
 
 
 def matched_table(records: StudyRecords, findings: Findings) -> Table:
-    """Every arm against what the baseline's method reaches at the KL at which the arm ends."""
-    heads = (
-        Head("arm", numeric=False), Head("metric", "unit", numeric=False), Head("ends at KL", "nats per sequence"),
-        Head("baseline's method", "interpolated between", numeric=False), Head("arm", "value"),
-        Head("method", "value there"), Head("difference", "95 % interval"), Head("n", "seeds × prompts"),
-        Head("p, Holm"), Head("finding", numeric=False),
-    )  # fmt: skip
-    rows, data = [], []
-    for row in findings.matched:
-        unit = METRICS[row.metric].unit
-        outcome = {"better": "higher", "worse": "lower"}.get(row.outcome, row.outcome)
-        rows.append(
-            (
-                TableCell(row.arm),
-                TableCell(name(row.metric), unit),
-                shown(row.kl),
-                TableCell(row.method, listed(list(row.between))),
-                shown(row.arm_value, row.metric),
-                shown(row.base_value, row.metric),
-                shown_difference(row.difference, row.metric),
-                TableCell(size(row.difference), left_out(row) if row.difference else ""),
-                TableCell(p_value(row.p_holm)),
-                TableCell("not compared", not_compared(row)) if row.reason else TableCell(outcome),
-            )
-        )
-        head = {
-            "metric": row.metric,
-            "unit": unit,
-            "arm": row.arm,
-            "method": row.method,
-            "method_arms": " ".join(row.arms),
-            "method_collapsed": " ".join(row.collapsed),
-            "between": " ".join(row.between),
-        }
-        values = (
-            columns("kl", row.kl)
-            | columns("arm_value", row.arm_value)
-            | columns("method_value", row.base_value)
-            | columns("difference", row.difference)
-        )
-        tests = {
-            "p": row.p,
-            "p_holm": row.p_holm,
-            "outcome": row.outcome,
-            "not_compared": not_compared(row) or left_out(row),
-        }
-        data.append({**head, **values, **sample(row.difference), **tests})
-    return Table("matched_kl", "At equal drift", _matched_note(findings), heads, tuple(rows), pd.DataFrame(data))
+    """Compare every arm with the score that the baseline's method reaches at the KL at which the arm ends."""
+
+    def found(row: MatchedKL) -> TableCell:
+        if row.reason:
+            return TableCell("not compared", not_compared(row))
+        return TableCell({"better": "higher", "worse": "lower"}.get(row.outcome, row.outcome))
+
+    data = [
+        {"metric": row.metric, "unit": METRICS[row.metric].unit, "arm": row.arm, "method": row.method}
+        | {"method_arms": " ".join(row.arms), "method_collapsed": " ".join(row.collapsed)}
+        | {"between": " ".join(row.between), **columns("kl", row.kl), **columns("arm_value", row.arm_value)}
+        | {**columns("method_value", row.base_value), **columns("difference", row.difference)}
+        | {**sample(row.difference), "p": row.p, "p_holm": row.p_holm, "outcome": row.outcome}
+        | {"not_compared": not_compared(row) or left_out(row)}
+        for row in findings.matched
+    ]
+    shape = (
+        (words("arm"), lambda row: row.arm),
+        (words("metric", "unit"), lambda row: TableCell(name(row.metric), METRICS[row.metric].unit)),
+        (Head("ends at KL", "nats per sequence"), lambda row: shown(row.kl)),
+        (
+            words("baseline's method", "interpolated between"),
+            lambda row: TableCell(row.method, listed(list(row.between))),
+        ),
+        (Head("arm", "value"), lambda row: shown(row.arm_value, row.metric)),
+        (Head("method", "value there"), lambda row: shown(row.base_value, row.metric)),
+        (Head("difference", "95 % interval"), lambda row: shown_difference(row.difference, row.metric)),
+        (
+            Head("n", "seeds × prompts"),
+            lambda row: TableCell(size(row.difference), left_out(row) if row.difference else ""),
+        ),
+        (Head("p, Holm"), lambda row: p_value(row.p_holm)),
+        (words("finding"), found),
+    )
+    return declared("matched_kl", "At equal drift", _matched_note(findings), findings.matched, shape, data)
 
 
 def _matched_note(findings: Findings) -> str:
@@ -81,42 +68,34 @@ def _matched_note(findings: Findings) -> str:
 
 
 def alarm_table(findings: Findings) -> Table:
-    """Where gold turned down while the proxy went on rising."""
-    heads = (
-        Head("arm", numeric=False), Head("over-optimised", "trials"), Head("turning point", "nats per sequence"),
-        Head("at step", "gradient steps"), Head("seen at step", "gradient steps"), Head("highest gold", "judge points"),
-    )  # fmt: skip
-    rows = [_alarm_row(arm_alarm) for arm_alarm in findings.alarms]
-    data = [
-        {"arm": arm_alarm.arm, "seed": seed, **vars(alarm)}
-        for arm_alarm in findings.alarms
-        for seed, alarm in arm_alarm.alarms.items()
-    ]
+    """Show where gold turned down while the proxy went on rising."""
     note = (
         "Trials whose gold reward fell by more than noise explains while the proxy rose; at most 5 % of studies"
         " without a trend show any. Turning point: the KL at the highest running mean of gold, mean over those trials"
         " with Student's interval over seeds; below the steps, lowest to highest."
     )
-    names = ["arm", "seed", "step", "kl", "gold", "proxy", "seen_step", "seen_kl"]
-    return Table("alarms", "Over-optimisation", note, heads, tuple(rows), pd.DataFrame(data, columns=names))
+    data = [
+        {"arm": one.arm, "seed": seed, **vars(alarm)} for one in findings.alarms for seed, alarm in one.alarms.items()
+    ]
 
+    def steps(one: ArmAlarm, step: Callable[[Alarm], float]) -> TableCell:
+        values = [step(alarm) for alarm in one.alarms.values()]
+        if not values:
+            return DASH
+        low, high = min(values), max(values)
+        return TableCell(f"{sum(values) / len(values):,.0f}", f"{low:,.0f} to {high:,.0f}" if high > low else "")
 
-def _alarm_row(arm_alarm: ArmAlarm) -> tuple[TableCell, ...]:
-    alarms = list(arm_alarm.alarms.values())
-    if not alarms:
-        return TableCell(arm_alarm.arm), TableCell(f"0 of {arm_alarm.trials}"), DASH, DASH, DASH, DASH
-    steps, seen = [alarm.step for alarm in alarms], [alarm.seen_step for alarm in alarms]
-    gold = math.fsum(alarm.gold for alarm in alarms) / len(alarms)
-    return (
-        TableCell(arm_alarm.arm),
-        TableCell(f"{len(alarms)} of {arm_alarm.trials}"),
-        shown(arm_alarm.kl),
-        _spread(steps),
-        _spread(seen),
-        TableCell(number(gold)),
+    def highest(one: ArmAlarm) -> TableCell | str:
+        gold = [alarm.gold for alarm in one.alarms.values()]
+        return number(sum(gold) / len(gold)) if gold else DASH
+
+    shape = (
+        (words("arm"), lambda one: one.arm),
+        (Head("over-optimised", "trials"), lambda one: f"{len(one.alarms)} of {one.trials}"),
+        (Head("turning point", "nats per sequence"), lambda one: shown(one.kl) if one.alarms else DASH),
+        (Head("at step", "gradient steps"), lambda one: steps(one, lambda alarm: alarm.step)),
+        (Head("seen at step", "gradient steps"), lambda one: steps(one, lambda alarm: alarm.seen_step)),
+        (Head("highest gold", "judge points"), highest),
     )
-
-
-def _spread(values: list[float]) -> TableCell:
-    mean, low, high = sum(values) / len(values), min(values), max(values)
-    return TableCell(f"{mean:,.0f}", f"{low:,.0f} to {high:,.0f}" if high > low else "")
+    names = ["arm", "seed", "step", "kl", "gold", "proxy", "seen_step", "seen_kl"]
+    return declared("alarms", "Over-optimisation", note, findings.alarms, shape, data, names)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from reports.records.load import StudyRecords
-from reports.tables.table import Head, Table, TableCell
+from reports.tables.table import Head, Table, TableCell, declared, words
 from reports.text.words import number
 
 KINDS = {
@@ -55,40 +53,34 @@ def judges(records: StudyRecords) -> list[dict[str, Any]]:
 
 
 def judge_table(records: StudyRecords) -> Table:
-    """A row per kind of text and judge."""
-    heads = (
-        Head("texts", numeric=False),
-        Head("n", "texts"),
-        Head("with a fault", "%"),
-        Head("wins against the real text", "%"),
-        Head("without the guard", "%"),
-    )
-    rows, data, found = [], [], judges(records)
-    for entry in found:
-        summary = entry["summary"]
-        which = f" (of at most {summary['length']:,.0f} tokens)" if len(found) > 1 else ""
-        for kind, words in KINDS.items():
-            shares = (_percent(summary, f"{kind}/{what}") for what in ("faulty", "wins", "wins_lexicon"))
-            rows.append((TableCell(words + which), TableCell(f"{summary[f'{kind}/n']:,.0f}"), *shares))
-        if "classes/n" in summary:
-            wins = _percent(summary, "classes/wins")
-            rows.append(
-                (
-                    TableCell("real negative texts against positive ones" + which),
-                    TableCell(f"{summary['classes/n']:,.0f}"),
-                    TableCell("–"),
-                    wins,
-                    TableCell("–"),
-                )
-            )
-        data.append({"key": entry["key"], **summary})
+    """Show a row per kind of text and judge."""
+    found = judges(records)
+    rows = [
+        (one["summary"], kind, text)
+        for one in found
+        for kind, text in (KINDS | {"classes": "real negative texts against positive ones"}).items()
+        if f"{kind}/n" in one["summary"]
+    ]
+
+    def called(row: tuple[Mapping[str, float], str, str]) -> str:
+        summary, _, text = row
+        return text + (f" (of at most {summary['length']:,.0f} tokens)" if len(found) > 1 else "")
+
     rules = [
-        words.format(_each(found[:1], f"share/{name}", _others), _each(found, f"threshold/{name}", number))
-        for name, words in RULES.items()
+        text.format(_each(found[:1], f"share/{name}", _others), _each(found, f"threshold/{name}", number))
+        for name, text in RULES.items()
     ]
     length, texts = (_each(found, key, "{:,.0f}".format) for key in ("length", "threshold_texts"))
     note = _NOTE.format(rules="; ".join(rules), length=length, texts=texts)
-    return Table("judge", "How often the judge errs", note, heads, tuple(rows), pd.DataFrame(data))
+    shape = (
+        (words("texts"), called),
+        (Head("n", "texts"), lambda row: f"{row[0][f'{row[1]}/n']:,.0f}"),
+        (Head("with a fault", "%"), lambda row: _percent(row[0], f"{row[1]}/faulty")),
+        (Head("wins against the real text", "%"), lambda row: _percent(row[0], f"{row[1]}/wins")),
+        (Head("without the guard", "%"), lambda row: _percent(row[0], f"{row[1]}/wins_lexicon")),
+    )
+    data = [{"key": one["key"], **one["summary"]} for one in found]
+    return declared("judge", "How often the judge errs", note, rows, shape, data)
 
 
 def _others(share: float) -> str:

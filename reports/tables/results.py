@@ -1,20 +1,19 @@
-"""The tables of results: every arm, its effect against the baseline, how sure that is, verdicts, and how trials
+"""The tables of results: every arm, its effect against the baseline with its certainty, verdicts, and how trials
 ended."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
-
-import pandas as pd
 
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import ENDS, ROBUST, ArmResult, Effect, Findings, Power, once
 from reports.findings.pairs import parts
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import ALPHA
-from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
+from reports.tables.cells import DASH, TONES, columns, sample, shown, shown_difference, size
 from reports.tables.claims import claims_table
 from reports.tables.coverage import coverage_table
 from reports.tables.crossings import crossings_table
@@ -24,7 +23,7 @@ from reports.tables.peaks import peaks_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import tuning_table
 from reports.tables.symptoms import health_table
-from reports.tables.table import Head, Table, TableCell
+from reports.tables.table import Head, Table, TableCell, declared, words
 from reports.text.words import counted, listed, name, number, p_value, setting
 
 STATUS_WORDS = {
@@ -38,126 +37,116 @@ STATUS_WORDS = {
 }
 MOST_VALUES = 2
 """Knobs whose values stand under the baseline's name."""
+_QUALITY = (
+    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/proxy",
+    "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy", "eval/perplexity_texts",
+    "eval/perplexity_texts_reference", "eval/fault_rate", "eval/fault_rate_reference",
+)  # fmt: skip
 _TEXT = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
+_METHODS = {
+    "hierarchical": "hierarchical model of seeds and prompts",
+    "student": "Student over seeds where a metric exists once per trial",
+    "wilson": "Wilson over prompts where all completions have the same outcome",
+    "none": "none from a single seed",
+}
 ACCURACY = "eval/preference_accuracy"
 _WON = (
-    "Preference accuracy: compare it with the share of decided pairs that the policy wins (won). A proxy that always"
+    " Preference accuracy: compare it with the share of decided pairs that the policy wins (won). A proxy that always"
     " prefers the policy scores that share."
 )
-_ARM, _N = Head("arm", numeric=False), Head("n", "seeds × prompts")
+_N = Head("n", "seeds × prompts")
 
 
 def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
-    """Every table of the report, in the order of the page; completions only of evaluated trials, the last two only of a
-    search."""
+    """Make every table of the report, in the order of the page; the last one only of a search."""
     tables = [
         claims_table(records, findings),
         arm_table(records, findings),
-        *([parts_table(records, findings)] if parts(records) else []),
-        *([text_table(records, findings)] if records.reported(_TEXT, ()) else []),
-        *([robust_table(findings)] if records.reported(ROBUST, ()) else []),
-        *([crossings_table(records, findings)] if findings.crossings else []),
+        parts_table(records, findings) if parts(records) else None,
+        text_table(records, findings) if records.reported(_TEXT, ()) else None,
+        robust_table(findings) if records.reported(ROBUST, ()) else None,
+        crossings_table(records, findings) if findings.crossings else None,
         effects_table(records, findings),
         sensitivity_table(records, findings),
         matched_table(records, findings),
         alarm_table(findings),
-        *([peaks_table(findings.peaks)] if findings.peaks else []),
+        peaks_table(findings.peaks) if findings.peaks else None,
         health_table(findings.health),
         verdict_table(findings),
-        *([judge_table(records)] if judges(records) else []),
+        judge_table(records) if judges(records) else None,
         status_table(records, findings),
         cost_table(records),
         trial_table(records),
         upstream_table(records),
         coverage_table(),
+        tuning_table(findings.search) if findings.search else None,
     ]
-    return tables + ([tuning_table(findings.search)] if findings.search else [])
+    return [table for table in tables if table is not None]
 
 
 def arm_table(records: StudyRecords, findings: Findings) -> Table:
-    """Quality and drift of every arm, or where its training ended."""
-    keys = (
-        "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/proxy",
-        "eval/kl_per_token", "eval/kl_per_sequence", "eval/entropy", "eval/perplexity_texts",
-        "eval/perplexity_texts_reference", "eval/fault_rate", "eval/fault_rate_reference",
-    )  # fmt: skip
-    own = tuple(dict.fromkeys((records.study.objective.metric, *records.reported(keys, ENDS))))
-    ends = [key for key in own if key in ENDS]
-    title = "Quality and drift" if records.reported(keys, ()) else "Where training ended"
+    """Show quality and drift of every arm, or where its training ended."""
+    own = list(dict.fromkeys((records.study.objective.metric, *records.reported(_QUALITY, ENDS))))
+    ends = [key for key in own if key in ENDS] if records.study.imported is not None else []
+    title = "Quality and drift" if records.reported(_QUALITY, ()) else "Where training ended"
     table = _estimates("arms", title, records, findings, own)
-    if any(decided_won(result) is not None for result in findings.arms):
-        table = replace(table, note=f"{table.note} {_WON}")
-    if not ends or records.study.imported is None:
-        return table
-    of = "Of" if len(ends) == len(own) else f"{listed([name(key) for key in ends])}: of"
-    return replace(table, note=f"{of} each trial the mean of the last tenth of its records. {table.note}")
+    note = table.note + _WON * any(decided_won(result) is not None for result in findings.arms)
+    if ends:
+        of = "Of" if len(ends) == len(own) else f"{listed([name(key) for key in ends])}: of"
+        note = f"{of} each trial the mean of the last tenth of its records. {note}"
+    return replace(table, note=note)
 
 
 def text_table(records: StudyRecords, findings: Findings) -> Table:
-    """What the completions look like."""
-    keys = tuple(key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric)
+    """Show the form of the completions."""
+    keys = [key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric]
     return _estimates("completions", "Completions", records, findings, keys)
 
 
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
-    """What each part of a composite reward, and each further judge, says of the policies."""
-    keys = tuple(parts(records))
-    rewards, judges = (any(key.startswith(head) for key in keys) for head in ("eval/reward/", "eval/gold/"))
-    titles = ["Parts of the proxy"] * rewards + ["Further judges"] * judges
-    table = _estimates("parts", ", ".join(titles), records, findings, keys)
-    said = "Each part as it was calibrated on reference samples, before its weight. " * rewards
+    """Show the scores by each part of a composite reward, and by each further judge."""
+    keys = list(parts(records))
+    rewards, further = (any(key.startswith(head) for key in keys) for head in ("eval/reward/", "eval/gold/"))
+    title = ", ".join(["Parts of the proxy"] * rewards + ["Further judges"] * further)
+    table = _estimates("parts", title, records, findings, keys)
+    note = "Each part as it was calibrated on reference samples, before its weight. " * rewards
     if "eval/reward/disagreement" in keys:
-        said += "Disagreement: standard deviation over the models of an ensemble. "
-    return replace(table, note=f"{said}{table.note}")
+        note += "Disagreement: standard deviation over the models of an ensemble. "
+    return replace(table, note=note + table.note)
 
 
 def robust_table(findings: Findings) -> Table:
-    """Interquartile means beside the means."""
-    heads = [_ARM, _N]
-    for key in ROBUST:
-        heads += [Head(f"{name(key)}, mean", METRICS[key].unit), Head("interquartile mean", METRICS[key].unit)]
-    rows, data = [], []
+    """Show interquartile means beside the means."""
+    first = {result.arm: next(iter(result.iqm.values()), None) for result in findings.arms}
+    data = []
     for result in findings.arms:
-        cells = [TableCell(result.arm), TableCell(size(next(iter(result.iqm.values()), None)))]
-        record: dict[str, Any] = {"arm": result.arm, **sample(next(iter(result.iqm.values()), None))}
+        record = {"arm": result.arm, **sample(first[result.arm])}
         for key in ROBUST:
-            cells += [shown(result.estimates.get(key), key), shown(result.iqm.get(key), key)]
             record |= columns(key, result.estimates.get(key)) | columns(f"{key}_iqm", result.iqm.get(key))
-        rows.append(tuple(cells))
         data.append(record)
     note = (
         "Interquartile mean: over all completions of all seeds without the lowest and the highest quarter; where it"
         " differs from the mean, a few completions dominate the mean. Intervals: 95 %, over seeds"
         " and prompts."
     )
-    return Table("robust", "Means and interquartile means", note, tuple(heads), tuple(rows), pd.DataFrame(data))
+    pairs = [
+        pair
+        for key in ROBUST
+        for pair in (
+            (
+                Head(f"{name(key)}, mean", METRICS[key].unit),
+                lambda one, key=key: shown(one.estimates.get(key), key),
+            ),
+            (Head("interquartile mean", METRICS[key].unit), lambda one, key=key: shown(one.iqm.get(key), key)),
+        )
+    ]
+    shape = ((words("arm"), lambda one: one.arm), (_N, lambda one: size(first[one.arm])), *pairs)
+    return declared("robust", "Means and interquartile means", note, findings.arms, shape, data)
 
 
 def effects_table(records: StudyRecords, findings: Findings) -> Table:
-    """Differences to the baseline with corrected p-values."""
-    heads = (
-        _ARM, Head("metric", "unit", numeric=False), Head("difference", "95 % interval"), _N,
-        Head("p"), Head("p, Holm"), Head("smallest that matters", "p of equivalence, Holm"),
-        Head("finding", numeric=False),
-    )  # fmt: skip
-    rows = []
-    for effect in findings.effects:
-        word = effect_word(effect, records.study.objective.metric)
-        rows.append(
-            (
-                TableCell(effect.arm),
-                TableCell(name(effect.metric), METRICS[effect.metric].unit),
-                shown_difference(effect.estimate, effect.metric),
-                TableCell(size(effect.estimate)),
-                TableCell(p_value(effect.p)),
-                TableCell(p_value(effect.p_holm)),
-                TableCell(
-                    number(effect.smallest, effect.metric),
-                    "" if effect.p_equivalence is None else f"p {p_value(effect.p_equivalence)}",
-                ),
-                TableCell(word, tone={"better": "good", "worse": "bad"}.get(word, "")),
-            )
-        )
+    """Show differences to the baseline with corrected p-values."""
+    objective = records.study.objective.metric
     metrics = list(dict.fromkeys(effect.metric for effect in findings.effects if effect.estimate))
     single = [metric for metric in metrics if once(records, metric)]
     note = f"Arm minus {records.baseline}, same seeds{' and same prompts' * (len(single) < len(metrics))}. "
@@ -170,188 +159,208 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
         " objective, higher or lower. Equivalent: two one-sided tests against the smallest difference that matters,"
         f" their p corrected in the same way and below {ALPHA:g}. Undecided: neither."
     )
-    frame = pd.DataFrame([_effect_record(effect) for effect in findings.effects])
-    return Table("effects", "Effect against the baseline", note, heads, tuple(rows), frame)
+
+    def smallest(one: Effect) -> TableCell:
+        p = "" if one.p_equivalence is None else f"p {p_value(one.p_equivalence)}"
+        return TableCell(number(one.smallest, one.metric), p)
+
+    def found(one: Effect) -> TableCell:
+        word = effect_word(one, objective)
+        return TableCell(word, tone=TONES.get(word, ""))
+
+    data = [
+        {"metric": one.metric, "unit": METRICS[one.metric].unit, "arm": one.arm}
+        | {**columns("difference", one.estimate), **sample(one.estimate), "p": one.p, "p_holm": one.p_holm}
+        | {"smallest": one.smallest, "p_equivalence_holm": one.p_equivalence, "outcome": one.outcome}
+        for one in findings.effects
+    ]
+    shape = (
+        (words("arm"), lambda one: one.arm),
+        (words("metric", "unit"), lambda one: TableCell(name(one.metric), METRICS[one.metric].unit)),
+        (Head("difference", "95 % interval"), lambda one: shown_difference(one.estimate, one.metric)),
+        (_N, lambda one: size(one.estimate)),
+        (Head("p"), lambda one: p_value(one.p)),
+        (Head("p, Holm"), lambda one: p_value(one.p_holm)),
+        (Head("smallest that matters", "p of equivalence, Holm"), smallest),
+        (words("finding"), found),
+    )
+    return declared("effects", "Effect against the baseline", note, findings.effects, shape, data)
 
 
 def sensitivity_table(records: StudyRecords, findings: Findings) -> Table:
-    """How often an arm beats the baseline, and what difference the design would have found."""
+    """Show how often an arm beats the baseline, and what difference the design would have found."""
     metric = records.study.objective.metric
     unit = METRICS[metric].unit
-    heads = (
-        _ARM, Head("beats the baseline", "probability"), _N, Head("detectable difference", unit),
-        Head("smallest that matters", unit), Head("detectable", numeric=False), Head("seeds needed"),
-    )  # fmt: skip
-    better = {improvement.arm: improvement for improvement in findings.improvements}
-    power = {arm_power.arm: arm_power for arm_power in findings.power}
-    rows, data = [], []
-    for arm in dict.fromkeys((*better, *power)):
-        improved, need = better.get(arm), power.get(arm)
-        estimate = improved.estimate if improved else None
-        rows.append((TableCell(arm), shown(estimate, "eval/win_rate"), TableCell(size(estimate)), *_power_cells(need)))
-        record: dict[str, Any] = {
-            "arm": arm,
-            "improvement_metric": improved.metric if improved else None,
-            **columns("improvement", estimate),
-        }
-        record |= {**sample(estimate), "metric": metric, "unit": unit}
-        keys = ("detectable", "target", "seeds_needed", "more_prompts")
-        data.append(record | {key: getattr(need, key) if need else None for key in keys})
-    compared = (
-        f" on {listed(sorted({name(improvement.metric) for improvement in findings.improvements}))}" if better else ""
-    )
+    better = {one.arm: one for one in findings.improvements}
+    power = {one.arm: one for one in findings.power}
+    arms = list(dict.fromkeys((*better, *power)))
+    estimates = {arm: better[arm].estimate if arm in better else None for arm in arms}
+    data = [
+        {"arm": arm, "improvement_metric": better[arm].metric if arm in better else None}
+        | {**columns("improvement", estimates[arm]), **sample(estimates[arm]), "metric": metric, "unit": unit}
+        | {key: getattr(power.get(arm), key, None) for key in ("detectable", "target", "seeds_needed", "more_prompts")}
+        for arm in arms
+    ]
+    compared = f" on {listed(sorted({name(one.metric) for one in findings.improvements}))}" if better else ""
     note = (
         f"Beats the baseline: share of the same seeds and prompts on which the arm is ahead{compared}, ties counting"
         " half. Detectable difference: the smallest true difference of the objective that is found with 80 % power at"
         " Holm's strictest step, given how these seeds and prompts vary. Seeds needed: to detect the smallest"
         " difference that matters on as many prompts, if new seeds vary as much as these; a rough guide with few seeds."
     )
-    return Table("sensitivity", "Probability of improvement, and power", note, heads, tuple(rows), pd.DataFrame(data))
+    shape = (
+        (words("arm"), lambda arm: arm),
+        (Head("beats the baseline", "probability"), lambda arm: shown(estimates[arm], "eval/win_rate")),
+        (_N, lambda arm: size(estimates[arm])),
+        (
+            Head("detectable difference", unit),
+            lambda arm: number(power[arm].detectable, metric) if arm in power else DASH,
+        ),
+        (
+            Head("smallest that matters", unit),
+            lambda arm: number(power[arm].target, metric) if arm in power else DASH,
+        ),
+        (words("detectable"), lambda arm: _yes(power.get(arm))),
+        (Head("seeds needed"), lambda arm: _seeds(power.get(arm))),
+    )
+    return declared("sensitivity", "Probability of improvement, and power", note, arms, shape, data)
 
 
-def _power_cells(need: Power | None) -> tuple[TableCell, ...]:
-    if need is None:
-        return DASH, DASH, DASH, DASH
-    if need.target is None or need.suffices is None:
-        return TableCell(number(need.detectable, need.metric)), DASH, DASH, DASH
-    seeds = "more prompts" if need.more_prompts else str(need.seeds_needed or "–")
-    enough = "yes" if need.suffices else "no"
-    sizes = (TableCell(number(size, need.metric)) for size in (need.detectable, need.target))
-    return *sizes, TableCell(enough), TableCell(seeds, f"there are {need.seeds}")
+def _yes(need: Power | None) -> TableCell | str:
+    return DASH if need is None or need.suffices is None else "yes" if need.suffices else "no"
+
+
+def _seeds(need: Power | None) -> TableCell:
+    if need is None or need.target is None:
+        return DASH
+    return TableCell("more prompts" if need.more_prompts else str(need.seeds_needed or "–"), f"there are {need.seeds}")
 
 
 def verdict_table(findings: Findings) -> Table:
-    """Every falsifier on every trial, with the evidence."""
-    heads = (
-        Head("claim", numeric=False), Head("arm", numeric=False), Head("seed"), Head("verdict", numeric=False),
-        Head("step", "gradient steps"), Head("value"), Head("n", "records"), Head("evidence", numeric=False),
-    )  # fmt: skip
-    rows, data = [], []
-    for claim in findings.claims:
-        for v in claim.verdicts:
-            tone = {"SURVIVED": "good", "FALSIFIED": "bad"}.get(v.outcome, "")
-            rows.append(
-                (
-                    TableCell(v.name),
-                    TableCell(v.arm),
-                    TableCell(str(v.seed)),
-                    TableCell(v.outcome, tone=tone),
-                    TableCell(f"{v.step:,}" if v.step is not None else "–"),
-                    TableCell(number(v.value)),
-                    TableCell(str(v.n)),
-                    TableCell(v.reason),
-                )
-            )
-            low, high = v.interval or (None, None)
-            ends = {"interval_low": low, "interval_high": high}
-            data.append({**vars(v), **ends, "metric": claim.falsifier.metric, "unit": claim.falsifier.unit})
+    """Show every falsifier on every trial, with the evidence."""
+    rows = [(claim, verdict) for claim in findings.claims for verdict in claim.verdicts]
+    data = [
+        {**vars(v), "metric": claim.falsifier.metric, "unit": claim.falsifier.unit}
+        | dict(zip(("interval_low", "interval_high"), v.interval or (None, None), strict=True))
+        for claim, v in rows
+    ]
     note = "One refuted trial refutes the claim; a trial that took too few steps or lacks the metric is not tested."
     names = [
         "name", "metric", "unit", "arm", "seed", "outcome", "step", "value", "n", "reason", "arm_value",
         "baseline_value", "interval_low", "interval_high",
     ]  # fmt: skip
-    return Table("verdicts", "Verdicts by trial", note, heads, tuple(rows), pd.DataFrame(data, columns=names))
+    shape = (
+        (words("claim"), lambda row: row[1].name),
+        (words("arm"), lambda row: row[1].arm),
+        (Head("seed"), lambda row: str(row[1].seed)),
+        (words("verdict"), lambda row: TableCell(row[1].outcome, tone=TONES.get(row[1].outcome, ""))),
+        (Head("step", "gradient steps"), lambda row: f"{row[1].step:,}" if row[1].step is not None else "–"),
+        (Head("value"), lambda row: number(row[1].value)),
+        (Head("n", "records"), lambda row: str(row[1].n)),
+        (words("evidence"), lambda row: row[1].reason),
+    )
+    return declared("verdicts", "Verdicts by trial", note, rows, shape, data, names)
 
 
 def status_table(records: StudyRecords, findings: Findings) -> Table:
-    """How many trials of each arm ended how; rates of divergence only where some trial diverged."""
+    """Show how many trials of each arm ended how; rates of divergence only where some trial diverged."""
     present = list(records.counts())
-    rates = (Head("diverged of ended", "95 % interval"), Head("against the baseline", "95 % interval"))
-    counts = [Head(status, "trials") for status in present]
-    heads = (_ARM, Head("planned", "trials"), *counts, *(rates if "diverged" in present else ()))
-    rows, data = [], []
-    for result in findings.arms:
-        rate, apart = result.divergence, result.divergence_difference
-        cells = [TableCell(result.arm), TableCell(str(sum(result.counts.values())))]
-        cells += [TableCell(str(result.counts.get(status, 0))) for status in present]
-        if "diverged" in present:
-            cells += [shown(rate, "eval/win_rate"), shown_difference(apart, "eval/win_rate")]
-        rows.append(tuple(cells))
-        tally = {status: result.counts.get(status, 0) for status in STATUS_WORDS}
-        shares = columns("divergence_rate", rate) | columns("divergence_difference", apart)
-        planned = sum(result.counts.values())
-        data.append({"arm": result.arm, "planned": planned, **tally, "ended": rate.seeds if rate else 0, **shares})
+    data = [
+        {"arm": one.arm, "planned": sum(one.counts.values())}
+        | {status: one.counts.get(status, 0) for status in STATUS_WORDS}
+        | {"ended": one.divergence.seeds if one.divergence else 0, **columns("divergence_rate", one.divergence)}
+        | columns("divergence_difference", one.divergence_difference)
+        for one in findings.arms
+    ]
     note = "; ".join(f"{status}: {STATUS_WORDS[status]}" for status in present) + "."
+    shape: list[Any] = [
+        (words("arm"), lambda one: one.arm),
+        (Head("planned", "trials"), lambda one: str(sum(one.counts.values()))),
+        *[(Head(s, "trials"), lambda one, status=s: str(one.counts.get(status, 0))) for s in present],
+    ]
     if "diverged" in present:
         note += (
             " Diverged: share of the trials that were complete, ended by a cap or diverged (Wilson), and its difference"
             " to the baseline's (Newcombe)."
         )
-    return Table("statuses", "How the trials ended", note, heads, tuple(rows), pd.DataFrame(data))
+        shape += [
+            (Head("diverged of ended", "95 % interval"), lambda one: shown(one.divergence, "eval/win_rate")),
+            (
+                Head("against the baseline", "95 % interval"),
+                lambda one: shown_difference(one.divergence_difference, "eval/win_rate"),
+            ),
+        ]
+    return declared("statuses", "How the trials ended", note, findings.arms, shape, data)
 
 
 def effect_word(effect: Effect, objective: str) -> str:
-    """`better` and `worse` for the objective; `higher` and `lower` for what only accompanies it."""
+    """Return `better` and `worse` for the objective; `higher` and `lower` for what only accompanies it."""
     if effect.metric == objective or effect.outcome not in ("better", "worse"):
         return effect.outcome
     return "higher" if (effect.outcome == "better") == effect.maximize else "lower"
 
 
-def _estimates(table_name: str, title: str, records: StudyRecords, findings: Findings, keys: tuple[str, ...]) -> Table:
-    present = [key for key in keys if any(key in result.estimates for result in findings.arms)] or list(keys)
-    heads = (_ARM, _N, *[Head(name(key), METRICS[key].unit.removeprefix("1")) for key in present])
-    rows = tuple(_arm_row(records, findings, result, present) for result in findings.arms)
-    data = []
-    for result in findings.arms:
-        record: dict[str, Any] = {"arm": result.arm, "seeds": len(result.seeds), "planned_seeds": result.planned}
-        record |= {"prompts": _prompts(result), **{f"n_{status}": n for status, n in result.counts.items()}}
-        for key in present:
-            record |= columns(key, result.estimates.get(key))
-        data.append(record | {"best_on": " ".join(key for key in present if findings.best.get(key) == result.arm)})
+def _estimates(table_name: str, title: str, records: StudyRecords, findings: Findings, keys: Sequence[str]) -> Table:
+    """Show some metrics of every arm; the best arm is bold where the intervals tell it from all others."""
+    present = [key for key in keys if any(key in result.estimates for result in findings.arms)] or keys
+    own = records.baseline_values
+    values = ", ".join(f"{key} {setting(value)}" for key, value in own.items()) if len(own) <= MOST_VALUES else ""
+
+    def named(one: ArmResult) -> TableCell:
+        return TableCell(one.arm, (values or "baseline") if one.arm == records.study.baseline else "")
+
+    data = [
+        {"arm": one.arm, "seeds": len(one.seeds), "planned_seeds": one.planned, "prompts": _prompts(one)}
+        | {f"n_{status}": n for status, n in one.counts.items()}
+        | {column: value for key in present for column, value in columns(key, one.estimates.get(key)).items()}
+        | {"best_on": " ".join(key for key in present if findings.best.get(key) == one.arm)}
+        for one in findings.arms
+    ]
     note = _method_note(findings, present)
-    marked = [name(key) for key in present if key in findings.best]
-    if marked:
+    if marked := [name(key) for key in present if key in findings.best]:
         note += (
             f" Bold ({listed(marked)}): better than every other evaluated arm; its paired differences to them all have"
             f" an interval without 0, at a level of 1 − {ALPHA:g} / (arms − 1)."
         )
-    return Table(table_name, title, note, heads, rows, pd.DataFrame(data))
+    shape = (
+        (words("arm"), named),
+        (_N, _size),
+        *[
+            (
+                Head(name(key), METRICS[key].unit.removeprefix("1")),
+                lambda one, key=key: _value(one, key, bold=findings.best.get(key) == one.arm),
+            )
+            for key in present
+        ],
+    )
+    return declared(table_name, title, note, findings.arms, shape, data)
 
 
-def _method_note(findings: Findings, keys: list[str]) -> str:
+def _method_note(findings: Findings, keys: Iterable[str]) -> str:
     methods = {result.estimates[key].method for result in findings.arms for key in keys if key in result.estimates}
-    how = {
-        "hierarchical": "hierarchical model of seeds and prompts",
-        "student": "Student over seeds where a metric exists once per trial",
-    }
-    how |= {
-        "wilson": "Wilson over prompts where all completions have the same outcome",
-        "none": "none from a single seed",
-    }
-    if not methods:
-        return "No trial was evaluated."
-    return (
-        "Mean over evaluated seeds; below it the 95 % interval ("
-        + "; ".join(how[method] for method in how if method in methods)
-        + ")."
-    )
+    how = "; ".join(text for method, text in _METHODS.items() if method in methods)
+    return f"Mean over evaluated seeds; below it the 95 % interval ({how})." if how else "No trial was evaluated."
 
 
-def _arm_row(records: StudyRecords, findings: Findings, result: ArmResult, keys: list[str]) -> tuple[TableCell, ...]:
-    own = records.baseline_values
-    named = (
-        ", ".join(f"{key} {setting(value)}" for key, value in own.items())
-        if 0 < len(own) <= MOST_VALUES
-        else "baseline"
-    )
-    baseline = named if result.arm == records.study.baseline else ""
-    flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
-    values = [_value(result, key, bold=findings.best.get(key) == result.arm) for key in keys]
-    prompts = _prompts(result)
-    n = (f"{len(result.seeds)} × {prompts}" if prompts else counted(len(result.seeds), "seed")) if result.seeds else "0"
-    return TableCell(result.arm, baseline), TableCell(n, ", ".join(flags)), *values
+def _size(one: ArmResult) -> TableCell:
+    flags = ", ".join(f"{n} {status}" for status, n in one.counts.items() if status != "complete")
+    if not one.seeds:
+        return TableCell("0", flags)
+    seeds, prompts = len(one.seeds), _prompts(one)
+    return TableCell(f"{seeds} × {prompts}" if prompts else counted(seeds, "seed"), flags)
 
 
-def _value(result: ArmResult, key: str, *, bold: bool) -> TableCell:
-    """An estimate; of preference accuracy with what it has to be compared with."""
-    cell = shown(result.estimates.get(key), key, bold=bold)
-    won = decided_won(result) if key == ACCURACY else None
+def _value(one: ArmResult, key: str, *, bold: bool) -> TableCell:
+    """Return an estimate; preference accuracy comes with the share that it has to be compared with."""
+    cell = shown(one.estimates.get(key), key, bold=bold)
+    won = decided_won(one) if key == ACCURACY else None
     return cell if won is None else replace(cell, detail=f"{cell.detail}; won {number(won, key)}")
 
 
 def decided_won(result: ArmResult) -> float | None:
-    """Share of the pairs that the judge decides which the policy wins, (win rate - ties / 2) / (1 - ties), mean over
-    seeds; None without preference accuracy. A proxy that always prefers the policy has this preference accuracy."""
+    """Return the share of the pairs that the judge decides which the policy wins, (win rate - ties / 2) / (1 - ties),
+    mean over seeds; None without preference accuracy. A proxy that always prefers the policy has this preference
+    accuracy."""
     wins, ties = (result.per_seed.get(key, {}) for key in ("eval/win_rate", "eval/tie_rate"))
     seeds = [seed for seed in result.per_seed.get(ACCURACY, {}) if seed in wins and ties.get(seed, 1.0) < 1.0]
     shares = [(wins[seed] - ties[seed] / 2) / (1 - ties[seed]) for seed in seeds]
@@ -360,11 +369,3 @@ def decided_won(result: ArmResult) -> float | None:
 
 def _prompts(result: ArmResult) -> int:
     return max((estimate.prompts for estimate in result.estimates.values()), default=0)
-
-
-def _effect_record(effect: Effect) -> dict[str, Any]:
-    head = {"metric": effect.metric, "unit": METRICS[effect.metric].unit, "arm": effect.arm}
-    tests = {"p": effect.p, "p_holm": effect.p_holm, "smallest": effect.smallest}
-    tests |= {"p_equivalence_holm": effect.p_equivalence}
-    estimate = columns("difference", effect.estimate) | sample(effect.estimate)
-    return {**head, **estimate, **tests, "outcome": effect.outcome}

@@ -1,4 +1,4 @@
-"""Tables of what was run: trials, cost, and the stages they share."""
+"""Tables of the trials: their cost, their ends, and the stages they share."""
 
 from __future__ import annotations
 
@@ -7,144 +7,122 @@ from typing import Any
 import pandas as pd
 
 from reports.records.load import StudyRecords
-from reports.tables.table import Head, Table, TableCell
+from reports.tables.table import Head, Table, TableCell, declared, words
 from reports.text.words import number
+
+COSTS = {
+    "steps": Head("steps", "gradient steps"),
+    "cost/wall_s": Head("wall clock", "s"),
+    "cost/generated_tokens": Head("generated", "tokens"),
+    "cost/peak_memory_gib": Head("peak memory", "GiB"),
+    "cost/state_gib": Head("training state", "GiB"),
+    "cost/tflop": Head("arithmetic", "TFLOP"),
+    "cost/t4_s": Head("on a T4, modelled", "s"),
+    "cost/evaluate_generated_tokens": Head("sampled to answer", "tokens"),
+}
+_CHARGED = {
+    "cost/values_wall_s": " A trial whose algorithm needs scored samples of the reference is charged for all of them"
+    " (stage values), also where several trials share them.",
+    "cost/opponents_wall_s": " A trial whose reward compares answers with those of the reference is charged for drawing"
+    " and scoring these, also where several trials share them.",
+    "cost/evaluate_generated_tokens": " Sampled to answer: all samples of arms that answer each held-out prompt with"
+    " the best of several; no part of the other columns.",
+}
+"""Column -> the note that it needs."""
 
 
 def cost_table(records: StudyRecords) -> Table:
-    """What an ended trial of each arm cost: mean over its trials, with the range under it."""
-    shown = {
-        "steps": Head("steps", "gradient steps"),
-        "cost/wall_s": Head("wall clock", "s"),
-        "cost/generated_tokens": Head("generated", "tokens"),
-        "cost/peak_memory_gib": Head("peak memory", "GiB"),
-        "cost/state_gib": Head("training state", "GiB"),
-        "cost/tflop": Head("arithmetic", "TFLOP"),
-        "cost/t4_s": Head("on a T4, modelled", "s"),
-        "cost/evaluate_generated_tokens": Head("sampled to answer", "tokens"),
-    }
-    columns = [key for key in shown if key in records.trials.columns]
-    if all(record.environment.get("device", "cpu") == "cpu" for record in records.records.values()):
-        columns = [key for key in columns if key != "cost/t4_s"]  # on a CPU it is a model of another machine
-    rows, data = [], []
-    for arm in records.arms:
-        ended = records.trials[(records.trials["arm"] == arm) & (records.trials["status"] != "missing")]
-        cells = [TableCell(arm), TableCell(str(len(ended)))]
-        record: dict[str, Any] = {"arm": arm, "trials": len(ended)}
-        for key in columns:
-            values = ended[key].dropna().astype(float)
-            if len(values):
-                low, high, centre = float(values.min()), float(values.max()), float(values.mean())
-                cells.append(TableCell(_amount(centre), f"{_amount(low)} to {_amount(high)}" if high > low else ""))
-                record |= {f"{key}_mean": centre, f"{key}_min": low, f"{key}_max": high}
-            else:
-                cells.append(TableCell("–"))
-        rows.append(tuple(cells))
-        data.append(record)
+    """Show the cost of an ended trial of each arm: the mean over its trials, with the range under it."""
+    on_cpu = all(record.environment.get("device", "cpu") == "cpu" for record in records.records.values())
+    keys = [key for key in COSTS if key in records.trials.columns]
+    keys = [key for key in keys if not (on_cpu and key == "cost/t4_s")]  # on a CPU it is a model of another machine
+    ended = records.trials[records.trials["status"] != "missing"]
+    own = {arm: ended[ended["arm"] == arm] for arm in records.arms}
+    spent = {(arm, key): rows[key].dropna().astype(float) for arm, rows in own.items() for key in keys}
+
+    def cell(values: pd.Series) -> TableCell:
+        if values.empty:
+            return TableCell("–")
+        low, high = float(values.min()), float(values.max())
+        return TableCell(_amount(float(values.mean())), f"{_amount(low)} to {_amount(high)}" if high > low else "")
+
+    data = [
+        {"arm": arm, "trials": len(own[arm])}
+        | {
+            f"{key}_{part}": float(getattr(values, part)())
+            for key in keys
+            if len(values := spent[arm, key])
+            for part in ("mean", "min", "max")
+        }
+        for arm in records.arms
+    ]
     note = (
         "Mean over the arm's ended trials; below it the smallest and largest, where they differ. Measured quantities,"
         " so no interval."
+    ) + "".join(text for key, text in _CHARGED.items() if key in records.trials.columns)
+    shape = (
+        (words("arm"), lambda arm: arm),
+        (Head("n", "trials"), lambda arm: str(len(own[arm]))),
+        *[(COSTS[key], lambda arm, key=key: cell(spent[arm, key])) for key in keys],
     )
-    if "cost/values_wall_s" in records.trials.columns:
-        note += (
-            " A trial whose algorithm needs scored samples of the reference is charged for all of them (stage values),"
-            " also where several trials share them."
-        )
-    if "cost/opponents_wall_s" in records.trials.columns:
-        note += (
-            " A trial whose reward compares answers with those of the reference is charged for drawing and scoring"
-            " these, also where several trials share them."
-        )
-    if "cost/evaluate_generated_tokens" in columns:
-        note += (
-            " Sampled to answer: all samples of arms that answer each held-out prompt with the best of several; no part"
-            " of the other columns."
-        )
-    return Table(
-        "cost",
-        "Cost of a trial",
-        note,
-        (Head("arm", numeric=False), Head("n", "trials"), *[shown[c] for c in columns]),
-        tuple(rows),
-        pd.DataFrame(data),
-    )
+    return declared("cost", "Cost of a trial", note, records.arms, shape, data)
 
 
 def trial_table(records: StudyRecords) -> Table:
-    """One row per planned trial."""
-    heads = (
-        Head("arm", numeric=False), Head("seed"), Head("status", numeric=False), Head("steps", "of planned"),
-        Head("win rate", "fraction"),
-        Head("KL per sequence", "nats"), Head("train key", numeric=False), Head("evaluate key", numeric=False),
-        Head("remark", numeric=False),
-    )  # fmt: skip
-    rows, keys = [], []
-    for trial in records.trials.to_dict("records"):
-        record = records.records.get((str(trial["arm"]), int(trial["seed"])))
-        stages = {stage: ref.key for stage, ref in record.stages.items()} if record else {}
-        keys.append(stages)
-        remark = record.reason or "" if record else ""
-        values = [
-            TableCell(number(float(trial.get(key, float("nan"))), key))
-            for key in ("eval/win_rate", "eval/kl_per_sequence")
-        ]
-        rows.append(
-            (
-                TableCell(str(trial["arm"])),
-                TableCell(str(trial["seed"])),
-                TableCell(str(trial["status"])),
-                TableCell(f"{trial['steps']:,} of {trial['planned_steps']:,}"),
-                *values,
-                TableCell(stages.get("train", "–")[:12]),
-                TableCell(stages.get("evaluate", "–")[:12]),
-                TableCell(remark),
-            )
-        )
+    """Show a row per planned trial."""
+    trials: list[dict[Any, Any]] = records.trials.to_dict("records")
+    found = [records.records.get((trial["arm"], trial["seed"])) for trial in trials]
+    rows = [
+        {
+            **trial,
+            "keys": {stage: ref.key for stage, ref in record.stages.items()} if record else {},
+            "remark": (record.reason if record else None) or "",
+        }
+        for trial, record in zip(trials, found, strict=True)
+    ]
     frame = records.trials.copy()
-    for stage in dict.fromkeys(stage for ran in keys for stage in ran):
-        frame[f"key/{stage}"] = [ran.get(stage) for ran in keys]
-    return Table(
-        "trials",
-        "Trials",
-        "Stage keys name the folders in the store; they change with anything that can change the result.",
-        heads,
-        tuple(rows),
-        frame,
+    for stage in dict.fromkeys(stage for row in rows for stage in row["keys"]):
+        frame[f"key/{stage}"] = [row["keys"].get(stage) for row in rows]
+    note = "Stage keys name the folders in the store; they change with anything that can change the result."
+    shape = (
+        (words("arm"), lambda row: row["arm"]),
+        (Head("seed"), lambda row: str(row["seed"])),
+        (words("status"), lambda row: row["status"]),
+        (Head("steps", "of planned"), lambda row: f"{row['steps']:,} of {row['planned_steps']:,}"),
+        (Head("win rate", "fraction"), lambda row: number(row.get("eval/win_rate"), "eval/win_rate")),
+        (Head("KL per sequence", "nats"), lambda row: number(row.get("eval/kl_per_sequence"))),
+        (words("train key"), lambda row: row["keys"].get("train", "–")[:12]),
+        (words("evaluate key"), lambda row: row["keys"].get("evaluate", "–")[:12]),
+        (words("remark"), lambda row: row["remark"]),
     )
+    return declared("trials", "Trials", note, rows, shape, frame)
 
 
 def upstream_table(records: StudyRecords) -> Table:
-    """The stages that trials share, and how good they are."""
-    heads = (
-        Head("stage", numeric=False),
-        Head("key", numeric=False),
-        Head("used by", "trials"),
-        Head("measured", numeric=False),
-    )
+    """Show the stages that trials share, and how good they are."""
     shared = [entry for entry in records.upstream if entry["stage"].partition("-")[0] not in ("train", "evaluate")]
-    rows, data = [], []
-    for entry in shared:
-        measured = "; ".join(
-            f"{key.replace('_', ' ')} {number(value)}"
-            for key, value in sorted(entry["summary"].items())
-            if entry["stage"] != "judge" or "/" not in key  # its rates have a table of their own
-        )
-        rows.append(
-            (
-                TableCell(entry["stage"]),
-                TableCell(entry["key"][:12]),
-                TableCell(str(entry["trials"])),
-                TableCell(measured or "–"),
-            )
-        )
-        data.append({"stage": entry["stage"], "key": entry["key"], "trials": entry["trials"], **entry["summary"]})
-    note = "Built once and shared by all trials with the same key. Perplexity: of the reference on held-out texts; "
-    note += "accuracy: of the reward on held-out pairs."
+    note = (
+        "Built once and shared by all trials with the same key. Perplexity: of the reference on held-out texts; "
+        "accuracy: of the reward on held-out pairs."
+    )
     if any("-" in entry["stage"] for entry in shared):
         note += (
             " reward-1, reward-2 and so on are the rewards of earlier rounds; that of the last one is called reward."
         )
-    return Table("upstream", "Shared stages", note, heads, tuple(rows), pd.DataFrame(data))
+
+    def measured(entry: dict[str, Any]) -> str:
+        """Rates of a judge have a table of their own."""
+        own = {key: value for key, value in entry["summary"].items() if entry["stage"] != "judge" or "/" not in key}
+        return "; ".join(f"{key.replace('_', ' ')} {number(own[key])}" for key in sorted(own)) or "–"
+
+    shape = (
+        (words("stage"), lambda entry: entry["stage"]),
+        (words("key"), lambda entry: entry["key"][:12]),
+        (Head("used by", "trials"), lambda entry: str(entry["trials"])),
+        (words("measured"), measured),
+    )
+    data = [{key: entry[key] for key in ("stage", "key", "trials")} | entry["summary"] for entry in shared]
+    return declared("upstream", "Shared stages", note, shared, shape, data)
 
 
 def _amount(value: float) -> str:

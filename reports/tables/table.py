@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -40,6 +42,38 @@ class Table:
     heads: tuple[Head, ...]
     rows: tuple[tuple[TableCell, ...], ...]
     frame: pd.DataFrame
+
+
+Row = TypeVar("Row")
+
+
+def words(text: str, unit: str = "") -> Head:
+    """Return the head of a column of words."""
+    return Head(text, unit, numeric=False)
+
+
+def declared(
+    name: str,
+    title: str,
+    note: str,
+    rows: Iterable[Row],
+    columns: Iterable[tuple[Head, Callable[[Row], TableCell | str]]],
+    data: Iterable[Mapping[str, Any]] | pd.DataFrame,
+    names: list[str] | None = None,
+) -> Table:
+    """Make a table from its columns: the head of each, and the function that gives its cell of a row.
+
+    `data`: the rows of the CSV; `names`: its columns, where it can have no row.
+    """
+    chosen = list(columns)
+    heads = tuple(head for head, _ in chosen)
+    cells = tuple(tuple(_cell(cell(row)) for _, cell in chosen) for row in rows)
+    frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(list(data), columns=names)
+    return Table(name, title, note, heads, cells, frame)
+
+
+def _cell(content: TableCell | str) -> TableCell:
+    return content if isinstance(content, TableCell) else TableCell(content)
 
 
 def write(tables: list[Table], folder: Path) -> None:
@@ -103,7 +137,7 @@ def _beside(detail: str) -> str:
 
 
 def _md(text: str) -> str:
-    return "".join(_MD.get(character, character) for character in text)
+    return "".join(_MD.get(one, one) for one in text)
 
 
 def _tex(text: str) -> str:
@@ -120,19 +154,7 @@ def _tex_character(character: str) -> str:
     return "".join(_TEX.get(one, one) for one in folded) or rf"\texttt{{U+{ord(character):04X}}}"
 
 
-_MD = {
-    "|": "\\|",
-    "\n": " ",
-    "<": "&lt;",
-    ">": "&gt;",
-    "&": "&amp;",
-    "`": "\\`",
-    "*": "\\*",
-    "_": "\\_",
-    "[": "\\[",
-    "]": "\\]",
-    "\\": "\\\\",
-}
+_MD = {"\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;", **{one: f"\\{one}" for one in "\\|`*_[]"}}
 _TEX = {
     "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",

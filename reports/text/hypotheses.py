@@ -1,4 +1,4 @@
-"""What became of a study's hypotheses, in sentences, and as the file that other pages and the terminal read."""
+"""The verdicts on a study's hypotheses, in sentences, and as the file that other pages and the terminal read."""
 
 from __future__ import annotations
 
@@ -9,65 +9,34 @@ from pipeline.errors import Fault
 from pipeline.run.layout import Layout, StudyFolder, read_json
 from reports.findings.hypotheses import Judgement, Step, overall
 from reports.records.load import StudyRecords
-from reports.text.words import counted, listed, p_value, signed
+from reports.text.say import say
 from studies.claims.badges import Badge
 from studies.definition.hypotheses import expression
 from studies.definition.schema import Study
 
-_VERDICTS = {"SUPPORTED": "supported", "REFUTED": "refuted", "UNDECIDED": "undecided", "NOT TESTED": "not tested"}
-
 
 def verdict_sentence(study: Study, judgements: Sequence[Judgement], badges: Mapping[str, Badge]) -> str:
-    """What became of the hypothesis, which part decided it, and which parts were not there before the data."""
-    if not study.hypothesis and not judgements:
-        return "No hypothesis was written down, so all findings of this study are exploratory."
-    if not judgements:
-        return "The hypothesis is not machine-checked: the study lists no parts of it under `hypotheses`."
+    """The verdict on the hypothesis, the parts that decided it, and the parts that were not registered before the
+    data."""
     outcome = overall(judgements)
-    groups = {
-        word: [one.hypothesis.name for one in judgements if one.outcome == key] for key, word in _VERDICTS.items()
-    }
-    first = _VERDICTS[outcome]
-    order = [first, *(word for word in groups if word != first)]
-    parts = [
-        f"{listed(groups[word])} {'is' if len(groups[word]) == 1 else 'are'} {word}" for word in order if groups[word]
-    ]
+    order = dict.fromkeys((outcome, "SUPPORTED", "REFUTED", "UNDECIDED", "NOT TESTED"))
+    groups = {key: [one.hypothesis.name for one in judgements if one.outcome == key] for key in order}
     late = [name for name, badge in badges.items() if badge.state in ("late", "amended", "exploratory")]
-    beware = f" Not registered in this form before the data: {listed(late)}." if late else ""
-    if outcome == "SUPPORTED":
-        # Not the hypothesis: a claim about single trials, which is no part of it here, may have fallen.
-        which = (
-            "only part of the hypothesis is"
-            if len(judgements) == 1
-            else f"{len(judgements)} parts of the hypothesis are"
-        )
-        return f"The {which} supported: {listed(groups[first])}.{beware}"
-    return f"The hypothesis is {first}: {'; '.join(parts)}.{beware}"
-
-
-def _found(judgement: Judgement) -> str:
-    """The estimate that decides, ``+0.4 [+0.1, +0.7] (5 seeds × 512 prompts, p 0.012, Holm 0.048)``; empty without
-    one."""
-    step = judgement.deciding
-    if step.estimate is None:
-        return ""
-    effect = step.estimate
-    size = counted(effect.seeds, "seed") + (f" × {effect.prompts} prompts" if effect.prompts else "")
-    which = f"{expression(step.weights)} is " if len(judgement.steps) > 1 else ""
-    p = f"p {p_value(step.p)}" + (f", Holm {p_value(judgement.p_holm)}" if judgement.p_holm is not None else "")
-    return f"{which}{signed(effect, judgement.hypothesis.metric)} ({size}, {p})"
+    groups = {key: names for key, names in groups.items() if names}
+    return say("hypotheses", "verdict", study.hypothesis, outcome, groups, late)
 
 
 def confirmed_sentence(study: Study, folder: StudyFolder) -> str:
-    """Of the confirmation of a study: what it confirms, and what the report of that says; empty of any other study."""
+    """The study that a confirmation repeats, with the findings of its report; empty for any other study."""
     if not study.confirms:
         return ""
-    head = f"This study repeats {study.confirms} on fresh seeds, to confirm what was found there."
+    found: dict[str, Any] = {}
     try:
-        found = read_json(Layout(folder.root).study(study.confirms, folder.path.name).claims_file)
-        return f"{head} Found there: {found['answer']} {found['verdict']} {' '.join(found['claims'])}".strip()
+        file = read_json(Layout(folder.root).study(study.confirms, folder.path.name).claims_file)
+        found = {key: file[key] for key in ("answer", "verdict", "claims")}
     except (Fault, KeyError, TypeError):
-        return f"{head} {study.confirms} has no report here."
+        pass  # that study has no report here
+    return say("hypotheses", "confirmed", study.confirms, found)
 
 
 def summary(records: StudyRecords, judgements: Sequence[Judgement]) -> dict[str, Any]:
@@ -90,7 +59,14 @@ def _judged(judgement: Judgement, badge: str) -> dict[str, Any]:
         "p": judgement.p,
         "p_holm": judgement.p_holm,
         "reason": judgement.reason,
-        "found": _found(judgement),
+        "found": say(
+            "hypotheses",
+            "found",
+            judgement.deciding,
+            judgement.hypothesis.metric,
+            judgement.p_holm,
+            expression(judgement.deciding.weights) if len(judgement.steps) > 1 else "",
+        ),
         "steps": [_step(step) for step in judgement.steps],
     }
 

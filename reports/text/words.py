@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
+from pipeline.run.metrics import METRICS
 from reports.statistics.two_level import Estimate
+from studies.definition.arms import short_names
 
 _THREE_DECIMALS = {
     "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate",
@@ -125,14 +129,69 @@ def p_value(p: float | None) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def listed(items: list[str]) -> str:
+def listed(items: Iterable[str]) -> str:
     """``a, b and c``."""
+    items = list(items)
     return " and ".join(items) if len(items) < 3 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
 def counted(n: int, noun: str, plural: str | None = None) -> str:
     """``1 trial``, ``3 trials``, ``2,048 steps``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
+
+
+def count(n: float) -> str:
+    """``2,048``."""
+    return f"{n:,.0f}"
+
+
+def size(estimate: Estimate, planned: int | None = None) -> str:
+    """``2 of 3 seeds × 512 prompts``; seeds alone for a metric that exists once per trial."""
+    some = planned is not None and estimate.seeds != planned
+    seeds = f"{estimate.seeds} of {counted(planned or 0, 'seed')}" if some else counted(estimate.seeds, "seed")
+    return f"{seeds} × {estimate.prompts} prompts" if estimate.prompts else seeds
+
+
+def unit(metric: str) -> str:
+    """The unit to write after a number, with a space before it; empty for shares and plain numbers."""
+    known = METRICS[metric].unit
+    return "" if known in ("fraction", "1") else f" {known}"
+
+
+def gap(value: float, metric: str) -> str:
+    """A difference without its unit; of shares in percentage points.
+
+    >>> gap(0.0234, "eval/win_rate"), gap(0.05, "eval/win_rate")
+    ('2.3', '5')
+    """
+    return f"{100 * value:.1f}".removesuffix(".0") if METRICS[metric].unit == "fraction" else number(value, metric)
+
+
+def gap_unit(metric: str) -> str:
+    """The unit of `gap`, with a space before it."""
+    return " points" if METRICS[metric].unit == "fraction" else unit(metric)
+
+
+def spread(items: Iterable[Any], field: str) -> str:
+    """``2,048``, or ``256 to 3,000`` where items differ in a field."""
+    distinct = sorted({getattr(item, field) for item in items})
+    ends = [count(value) if isinstance(value, int) else number(value) for value in (distinct[0], distinct[-1])]
+    return ends[0] if len(distinct) == 1 else f"{ends[0]} to {ends[1]}"
+
+
+def knob(key: str) -> str:
+    """A knob's short name."""
+    return short_names([key])[key]
+
+
+def at(key: str, value: Any) -> str:
+    """``beta=0.05``."""
+    return f"{knob(key)}={setting(value)}"
+
+
+def upper_first(text: str) -> str:
+    """The text with a capital at its start."""
+    return text[:1].upper() + text[1:]
 
 
 def _places(estimate: Estimate, key: str) -> int:

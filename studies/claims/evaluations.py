@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.intervals import Interval, grouped, student
-from pipeline.run.stopping import OPERATORS
+from pipeline.stopping import OPERATORS
 from studies.claims.falsifiers import Verdict, untested
 from studies.claims.relative import against, relation
 from studies.definition.falsifier import Falsifier
@@ -90,8 +90,8 @@ def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
     observed = min(own.observed, base.observed)
     if observed < FEWEST:
         return (math.nan, -math.inf, math.inf), observed
-    told = shared[(own.bottom > 0) | (base.bottom > 0)]  # others would only add degrees of freedom
-    return student(own.at(told).linear - base.at(told).linear), observed
+    decided = shared[(own.bottom > 0) | (base.bottom > 0)]  # others would only add degrees of freedom
+    return student(own.at(decided).linear - base.at(decided).linear), observed
 
 
 def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None) -> Verdict:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from pipeline.run.stopping import OPERATORS, Record, counted, first_break
+from pipeline.stopping import OPERATORS, Record, counted, first_break
 from studies.definition.falsifier import Falsifier
 
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]
@@ -28,7 +28,7 @@ class Verdict:
     name: str
     arm: str
     seed: int
-    """Of the trial; `studies.claims.verdicts` and `studies.claims.live` fill both in."""
+    """Of the trial; `studies.claims.verdicts` fills both in."""
     outcome: Outcome
     step: int | None
     """Gradient step at which the claim fell; none for a mean or an evaluation, or when it did not fall."""

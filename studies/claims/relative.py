@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.run.stopping import Record, counted
+from pipeline.stopping import Record, counted
 from studies.claims.falsifiers import Verdict, evaluate, untested
 from studies.definition.falsifier import Falsifier
 

@@ -35,8 +35,8 @@ class ArmHealth:
     @property
     def worst(self) -> tuple[int, Symptom] | None:
         """The symptom with the largest share of records, and the seed of its trial; the first of equal ones."""
-        told = [(seed, symptom) for seed, found in self.unhealthy.items() for symptom in found]
-        return max(told, key=lambda one: one[1].share, default=None)
+        every = [(seed, symptom) for seed, found in self.unhealthy.items() for symptom in found]
+        return max(every, key=lambda one: one[1].share, default=None)
 
     @property
     def others(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.metrics import UPDATE_STEPS, each_step
-from pipeline.run.stopping import Record
 from pipeline.run.store import file_of
+from pipeline.stopping import Record
 from studies.claims.evaluations import judge
 from studies.claims.falsifiers import Verdict, evaluate, untested
 from studies.claims.prompts import evaluation, reads_prompts

@@ -189,16 +189,6 @@ def plan(
             help="Instead of a study: what four networks of a size (7B), or of a model's id or folder, take.",
         ),
     ] = None,
-    trained_bytes: Annotated[
-        float | None, typer.Option(min=0, help="With --memory: bytes for each trained parameter (default 4).")
-    ] = None,
-    frozen_bytes: Annotated[
-        float | None, typer.Option(min=0, help="With --memory: bytes for each frozen parameter (default 2).")
-    ] = None,
-    adapter_share: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="With --memory: an adapter's share of its network's size (default 0.01)."),
-    ] = None,
     out: OutOption = None,
 ) -> None:
     """Show what would run, how long it takes, what is cached.
@@ -207,17 +197,13 @@ def plan(
     """
     if (name is None) == (memory is None):
         raise UserError("plan takes either a study or --memory SIZE, such as --memory 7B")
-    assumed = {"trained": trained_bytes, "frozen": frozen_bytes, "adapter_share": adapter_share}
-    given = {option: value for option, value in assumed.items() if value is not None}
     if memory is not None:
         if profile is not None or settings:
             raise UserError("--memory is about a model size, not a study: leave out --profile and --set")
-        from studies.console.memory import print_memory
+        from studies.console.plan import print_memory
 
-        return print_memory(terminal(), memory, given)
+        return print_memory(terminal(), memory)
     assert name is not None
-    if given:
-        raise UserError("--trained-bytes, --frozen-bytes and --adapter-share need --memory SIZE")
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.console.plan import print_plan
@@ -362,8 +348,8 @@ def score(
 
     Writes the file again with the columns reward, reward/<part> and gold; other columns stay.
     """
+    from pipeline.models.process import quiet_libraries
     from pipeline.run.layout import Layout
-    from pipeline.stages.common import quiet_libraries
     from studies.execution.score import score_file
 
     quiet_libraries()
@@ -500,12 +486,12 @@ def _run(
         raise typer.Exit(130) from None
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
     search = load(chosen, result.folder) if chosen.search else None
-    print_study(console, result.study, result.plan, result.records, search)
+    found: dict[str, Any] = {}
+    with suppress(Fault):
+        found = read_json(result.folder.claims_file) if chosen.source and result.report else {}
+    print_study(console, result.study, result.plan, result.records, search, found.get("arms"))
     print_health(console, by_arm({(one.arm, one.seed): health_of(result.folder, one) for one in result.records}))
     if chosen.source:
-        found = {}
-        with suppress(Fault):
-            found = read_json(result.folder.claims_file) if result.report else {}
         print_hypotheses(console, claims, found)
         print_verdicts(console, result.study, result.verdicts, claims)
         console.print()

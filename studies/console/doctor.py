@@ -14,11 +14,11 @@ from rich.text import Text
 from pipeline.config.loading import load_config, profile_names
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.faults import existing
+from pipeline.faults import existing, in_words
 from pipeline.resources import diagnosis
 from pipeline.resources.device import gpu_visible
 from pipeline.resources.diagnosis import Finding
-from pipeline.run.hub import available, cause_of_absence, in_words
+from pipeline.run.hub import available, cause_of_absence
 from pipeline.run.layout import Layout
 
 SIGNS = {"ok": ("ok", "green"), "note": ("-", "yellow"), "missing": ("MISSING", "bold red")}
@@ -68,7 +68,7 @@ def hub(answer: Future[str]) -> Finding:
         "hub",
         "note",
         f"not reachable ({cause}); what is in {HF_HUB_CACHE} can be used",
-        "tiny and smoke need no hub; for others name folders by data.path and model.base",
+        "tiny and smoke need no hub; for others name folders by data.local.path and model.base",
     )
 
 
@@ -90,7 +90,7 @@ def lacks(config: TrialConfig) -> Iterator[str]:
     """What a profile needs and this machine does not have."""
     from pipeline.data.hub_data import check_reachable
 
-    given = {"data.path": config.data.path, "model.base": config.model.base}
+    given = {"data.local.path": config.data.local.path, "model.base": config.model.base}
     if unset := [key for key, value in given.items() if value == f"set-{key}"]:
         yield f"{' and '.join(unset)} are yours to give (pipeline/profiles says how)"
         return
@@ -102,7 +102,7 @@ def lacks(config: TrialConfig) -> Iterator[str]:
     try:
         check_reachable(config.data)
     except UserError:
-        yield f"{config.data.name} is not in the cache and the hub does not give it"
+        yield f"{config.data.hub.name} is not in the cache and the hub does not give it"
 
 
 def show(console: Console, found: Sequence[Finding]) -> None:

@@ -76,7 +76,7 @@ def print_plan(
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
-        for line in [*algorithm_lines(plan), *horizons(compared, plan), *dict.fromkeys(reading_lines(plan))]:
+        for line in [*algorithm_lines(plan), *horizons(compared, plan)]:
             console.print(Text(line), soft_wrap=True)
         console.print()
         console.print(stage_table(planned))
@@ -214,19 +214,11 @@ def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
         yield from (f"{', '.join(arms)}: {way}" for way, arms in ways.items())
 
 
-def reading_lines(plan: Sequence[Cell]) -> Iterator[str]:
-    """What it takes to read a response as an image, for the arms that do."""
-    from pipeline.forecast.ocr import image_lines
-
-    for cell in plan:
-        yield from (f"{cell.arm}: {line}" for line in image_lines(cell.config))
-
-
 def total_line(study: Study, plan: Sequence[Cell]) -> str:
     """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its
     baseline does."""
     from pipeline.forecast.advice import hours, predict
-    from pipeline.stages import STAGES
+    from pipeline.stages.graph import STAGES
 
     n, once = trial_count(study), dict[tuple[str, object], TrialConfig]()
     for cell in plan:
@@ -252,8 +244,7 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it
     fit."""
     from pipeline.forecast.advice import hours, predict, remedy, too_much
-    from pipeline.forecast.shapes import assumed_scorers
-    from pipeline.forecast.subject import on_card
+    from pipeline.forecast.shapes import assumed_scorers, on_card
 
     def times(spent: Mapping[str, float]) -> str:
         return ", ".join(f"{phase} {hours(one)}" for phase, one in spent.items())
@@ -276,11 +267,6 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     yield f"  GiB in stage {budget.stage}: {own}"
     once = times(budget.shared_hours)
     yield f"  T4: {times(budget.hours | budget.own_hours)}; plus, once for all trials that share them: {once}"
-    if budget.static_hours is not None:
-        yield (
-            f"  with the static sampler, as on a card, generate is {hours(budget.static_hours)}: predicted, and not in"
-            " the sum, since it has not run on a card yet"
-        )
     yield (
         f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints"
         f" {budget.disk.get('checkpoints', 0.0):.2f}; {budget.left_gib:.2f} GiB stay, and"
@@ -303,6 +289,27 @@ def variant_table(config: TrialConfig) -> Table:
             sizes = f"{budget.stage_gib('train'):.2f} GiB", f"{budget.total_gib:.2f} GiB"
             shown.add_row(Text(name), *sizes, hours(budget.t4_hours), f"{_millions(budget.trained)} M", fits)
     return shown
+
+
+def print_memory(console: Console, model: str) -> None:
+    """Print what the four networks take, one row for each way to hold them. Raises `UserError`."""
+    from pipeline.forecast.four_models import ADAPTER_SHARE, BYTES, NETWORKS, parameters_of
+    from pipeline.resources.machine import GIB
+
+    parameters = parameters_of(model)
+    shown = table(f"GiB, {parameters / 1e9:.3g} B parameters each", *NETWORKS, "together")
+    for title, each in BYTES.items():
+        sizes = (parameters * width / GIB for width in (*each, sum(each)))
+        shown.add_row(Text(title), *(f"{size:.3g}" if size else "-" for size in sizes))
+    console.print(shown)
+    console.print(
+        Text(
+            "Weights, gradients and the optimiser's state alone: activations, the cache of sampling and logits come on"
+            f" top. Adapters: {100 * ADAPTER_SHARE:g} % of a network's parameters. With one, the reference is the"
+            " policy without it. What a trial of this pipeline takes in all: ablate plan STUDY."
+        ),
+        soft_wrap=True,
+    )
 
 
 def _millions(count: int) -> str:

@@ -32,21 +32,24 @@ def table(*titles: str, left: Collection[int] = (0,)) -> Table:
     return made
 
 
-def study_table(study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord]) -> Table:
-    """One row per arm: means over its evaluated seeds, and how its trials ended."""
+def study_table(
+    study: Study, plan: Sequence[Cell], records: Sequence[TrialRecord], intervals: Mapping[str, Mapping[str, str]]
+) -> Table:
+    """One row per arm: the report's estimates where it has them, else means over evaluated seeds, and how its trials
+    ended."""
     shown = table("arm", "seeds", "win rate", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
         judged = [record for record in own if "eval/win_rate" in record.summary]
-        means = [_mean(judged, key) for key in ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token")]
+        keys = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token")
+        values = [intervals.get(arm, {}).get(key) or _number(_mean(judged, key)) for key in keys]
         counts = Counter[str](record.status for record in own)
         expected = sum(cell.arm == arm for cell in plan)
         if len(own) < expected:
             counts["missing"] = expected - len(own)
         name = f"{arm} (baseline)" if arm == study.baseline else arm
         ended = ", ".join(f"{count} {status}" for status, count in counts.items())
-        rate = "-" if means[0] is None else f"{means[0]:.1%}"
-        shown.add_row(*map(Text, (name, str(len(judged)), rate, *map(_number, means[1:]), ended)))
+        shown.add_row(*map(Text, (name, str(len(judged)), *values, ended)))
     return shown
 
 
@@ -58,7 +61,7 @@ def claim_table(verdicts: Sequence[Verdict]) -> Table:
         judged = [verdict for verdict in verdicts if verdict.name == name]
         by_arm = Counter(verdict.arm for verdict in judged)
         outcomes = {outcome: [one for one in judged if one.outcome == outcome] for outcome in OUTCOMES}
-        told = [
+        details = [
             ", ".join(f"{arm} {n}/{by_arm[arm]}" for arm, n in Counter(one.arm for one in those).items())
             + f" {outcome}, such as seed {those[0].seed} of {those[0].arm}: {those[0].reason}"
             for outcome, those in outcomes.items()
@@ -66,7 +69,7 @@ def claim_table(verdicts: Sequence[Verdict]) -> Table:
         ]
         trials = ", ".join(f"{len(those)} {outcome}" for outcome, those in outcomes.items() if those)
         outcome = overall(judged)
-        shown.add_row(Text(name), Text(outcome, OUTCOME_STYLES[outcome]), Text(trials), Text("; ".join(told)))
+        shown.add_row(Text(name), Text(outcome, OUTCOME_STYLES[outcome]), Text(trials), Text("; ".join(details)))
     return shown
 
 
@@ -165,14 +168,17 @@ def print_study(
     plan: Sequence[Cell],
     records: Sequence[TrialRecord],
     search: Mapping[str, Any] | None = None,
+    intervals: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """The end of a study; `search`: the content of ``search.json`` where it has a search."""
+    """The end of a study; `search`: the content of ``search.json`` where it has a search; `intervals`: the report's
+    estimates in words, by arm and metric."""
     console.print()
-    console.print(study_table(study, plan, records))
+    console.print(study_table(study, plan, records, intervals or {}))
     if search is not None:
         console.print()
         print_search(console, study, search)
-    console.print(Text("Means over seeds; the report has their intervals.", style="dim"))
+    note = "Means with 95 % intervals over seeds and prompts, as in the report." if intervals else "Means over seeds."
+    console.print(Text(note, style="dim"))
     console.print()
 
 

@@ -22,8 +22,8 @@ Overrides = dict[str, Any]
 def of_grid(grid: Mapping[str, Sequence[Any]]) -> dict[str, Overrides]:
     """Every combination of the values.
 
-    >>> list(of_grid({"kl.beta": [0, 0.05], "algorithm.cliprange": [0.2]}))
-    ['beta=0+cliprange=0.2', 'beta=0.05+cliprange=0.2']
+    >>> list(of_grid({"kl.beta": [0, 0.05], "algorithm.clip.epsilon": [0.2]}))
+    ['beta=0+epsilon=0.2', 'beta=0.05+epsilon=0.2']
     """
     return _named(_product(list(grid), grid), grid)
 
@@ -35,8 +35,8 @@ def of_factors(
 
     With a, b and both of two factors, the interaction is ``both - a - b + baseline``: each of these is an arm.
 
-    >>> list(of_factors({"kl.beta": [0], "algorithm.cliprange": [0.1, 0.4]}, [("kl.beta", "algorithm.cliprange")]))
-    ['baseline', 'beta=0', 'cliprange=0.1', 'cliprange=0.4', 'beta=0+cliprange=0.1', 'beta=0+cliprange=0.4']
+    >>> list(of_factors({"kl.beta": [0], "train.num_epochs": [1, 2]}, [("kl.beta", "train.num_epochs")]))
+    ['baseline', 'beta=0', 'num_epochs=1', 'num_epochs=2', 'beta=0+num_epochs=1', 'beta=0+num_epochs=2']
     """
     alone = ({key: value} for key, values in factors.items() for value in values)
     together = (both for pair in interactions for both in _product(pair, factors))
@@ -44,7 +44,7 @@ def of_factors(
 
 
 def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """``beta=0.05+cliprange=0.1``; what cannot stand in a file name is refused later by
+    """``beta=0.05+epsilon=0.1``; what cannot stand in a file name is refused later by
     `pipeline.run.layout.safe`."""
     return "+".join(f"{labels[key]}={word(value)}" for key, value in overrides.items())
 
@@ -52,8 +52,8 @@ def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
 def short_names(keys: Iterable[str]) -> dict[str, str]:
     """Each dotted key, without its section where the name speaks for itself.
 
-    >>> short_names(["train.steps", "sft.steps", "kl.beta", "kl.target"])
-    {'train.steps': 'steps', 'sft.steps': 'sft.steps', 'kl.beta': 'beta', 'kl.target': 'kl.target'}
+    >>> short_names(["train.steps", "sft.steps", "kl.beta", "kl.end"])
+    {'train.steps': 'steps', 'sft.steps': 'sft.steps', 'kl.beta': 'beta', 'kl.end': 'kl.end'}
     """
     return {key: _short_name(key) for key in keys}
 
@@ -61,7 +61,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
 def _short_name(key: str) -> str:
     if key == NAME:
         return SHORT
-    section, _, name = key.partition(".")
+    section, name = key.partition(".")[0], key.rpartition(".")[2]
     return name if section in SPEAK or key in SPEAK else key
 
 

@@ -23,7 +23,7 @@ from pipeline.run.layout import safe
 from studies.definition.arms import BASELINE
 from studies.definition.falsifier import EXACT_KL, Falsifier
 from studies.definition.fields import EVALUATION, FIXED, check_comparable
-from studies.definition.replicates import PER_CHAIN, kept_apart
+from studies.definition.replicates import kept_apart
 from studies.definition.schema import IMPORTED, KINDS, Study
 from studies.definition.space import Constraint
 
@@ -33,7 +33,7 @@ MOST_TRIALS = 10_000
 IDLE = "has no effect"
 SMOKE, STEPS = "smoke", "train.steps"
 SIZES = (
-    STEPS, "critic.warmup_steps", "critic.pretraining_steps", "reward.pairs", "reward.calibration_samples",
+    STEPS, "critic.warmup_steps", "critic.pretraining_steps", "reward.learned.pairs", "reward.calibration_samples",
     "evaluate.prompts", "evaluate.reference_draws",
 )  # fmt: skip
 """What costs time and can stand in an arm: on `SMOKE` it shrinks as the profile does."""
@@ -49,7 +49,7 @@ def check(study: Study) -> list[ConfigFault]:
     return list(itertools.islice(_faults(study), MOST_FAULTS))
 
 
-def told(source: str, faults: Iterable[ConfigFault]) -> str:
+def fault_lines(source: str, faults: Iterable[ConfigFault]) -> str:
     """One line per fault, with file and line; what is wrong with ``--set`` is in no file."""
     lines = (
         fault.text if fault.text.startswith("--set") else f"{_at(source, fault.where)}: {fault.text}"
@@ -184,7 +184,7 @@ def _faults(study: Study) -> Iterator[ConfigFault]:
 
 
 def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
-    trials = len(study.arm_overrides()) * len(study.seeds) * (len(study.trainings.seeds) if study.trainings else 1)
+    trials = len(study.arm_overrides()) * len(study.seeds)
     if trials > MOST_TRIALS:
         yield _fault(f"{trials:,} trials ({len(arms):,} arms); at most {MOST_TRIALS:,} are planned", "seeds")
         return
@@ -204,15 +204,10 @@ def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
 
 
 def _seeds(study: Study) -> Iterator[ConfigFault]:
-    """Seeds of searches, confirmations and trainings against the study's own."""
-    search, trainings = study.search, study.trainings
-    if study.kind == IMPORTED and (study.vary or trainings):
-        yield _fault("imported trials were run elsewhere; leave vary and trainings out", "vary")
-    if trainings and (not study.vary or search):
-        why = "a search trains once" if search else "they share a seed's chain, and vary names nothing of it"
-        yield _fault(f"{why}; leave trainings out, or give more seeds", "trainings")
-    elif trainings and (len(trainings.seeds) < 2 or max(trainings.seeds) >= PER_CHAIN):
-        yield _fault(f"give at least two, each below {PER_CHAIN}", "trainings", "seeds")
+    """Seeds of searches and confirmations against the study's own."""
+    search = study.search
+    if study.kind == IMPORTED and study.vary:
+        yield _fault("imported trials were run elsewhere; leave it out", "vary")
     if search and len(study.seeds) > 1:
         why = f"a search trains on one seed, {len(study.seeds)} are given"
         yield _fault(f"{why}; fresh ones go under search.confirm.seeds", "seeds")

@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
-from studies.definition.checks import built, check_overrides, told
+from studies.definition.checks import built, check_overrides, fault_lines
+from studies.definition.own import with_code
 from studies.definition.replicates import chain_of, seeded
 from studies.definition.schema import IMPORTED, Study
 
@@ -65,7 +66,7 @@ def planned(study: Study, profile: str | None = None, overrides: Mapping[str, An
     if study.kind != IMPORTED:
         return cells(study, profile, overrides)
     check_overrides(study, overrides or {})
-    return [Foreign(arm, row.number) for row in study.replicates for arm in study.arm_overrides()]
+    return [Foreign(arm, seed) for seed in study.seeds for arm in study.arm_overrides()]
 
 
 def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any] | None = None) -> list[Cell]:
@@ -82,16 +83,14 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
         )
     configs, faults = built(study, profile or study.profile, overrides or {})
     if faults:
-        raise UserError(told(study.source or study.name, faults))
+        raise UserError(fault_lines(study.source or study.name, faults))
     for arm, config in configs.items():
         stopping = config.train.model_copy(update={"stop": study.stop_rules(arm)})
-        configs[arm] = config.model_copy(update={"train": stopping})
+        configs[arm] = with_code(config.model_copy(update={"train": stopping}), study)
         if study.kind == "search":
             configs[arm] = _fresh(configs[arm], study)
     return [
-        Cell(arm, row.number, seeded(config, row, study.vary))
-        for row in study.replicates
-        for arm, config in configs.items()
+        Cell(arm, seed, seeded(config, seed, study.vary)) for seed in study.seeds for arm, config in configs.items()
     ]
 
 

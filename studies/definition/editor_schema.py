@@ -13,9 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.base import Section
-from pipeline.config.effects import needs
-from pipeline.config.loading import MAPPINGS, load_config, profile_names
+from pipeline.config.effects import needs, value_at
+from pipeline.config.loading import MAPPINGS, dotted_keys, load_config, profile_names
 from pipeline.config.presets import NAME, SHORT
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import SAFE_NAME
@@ -50,12 +49,11 @@ def study_schema() -> dict[str, Any]:
     schema["oneOf"] = [{"required": [kind]} for kind in KINDS]
     fields["profile"]["enum"] = profile_names()
     knobs: dict[str, Any] = {}
-    for section, info in TrialConfig.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            own = info.annotation.model_json_schema()
-            parts |= own.pop("$defs", {})
-            knobs |= {f"{section}.{name}": knob for name, knob in own["properties"].items()}
-    knobs = {key: _with_values(key, knob) for key, knob in knobs.items() if key not in FIXED}
+    for key in dotted_keys():
+        if key not in FIXED:
+            knob, own = _knob(key)
+            parts |= own
+            knobs[key] = _with_values(key, knob)
     knobs |= {SHORT: knobs[NAME]}
     parts["Overrides"] = _of_knobs(knobs, {})
     arms = _object_of(fields["arms"])
@@ -72,14 +70,24 @@ def study_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
+def _knob(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of a knob, and the definitions that it refers to."""
+    model: Any = TrialConfig
+    *sections, name = key.split(".")
+    for section in sections:
+        model = model.model_fields[section].annotation
+    schema = model.model_json_schema()
+    return schema["properties"][name], schema.get("$defs", {})
+
+
 def _with_values(key: str, knob: dict[str, Any]) -> dict[str, Any]:
     """A knob whose description also says what it needs to act, and its values in some profiles."""
-    section, _, name = key.partition(".")
     values = ", ".join(
-        f"{profile} {json.dumps(load_config(profile).model_dump(mode='json')[section][name])}"
+        f"{profile} {json.dumps(value_at(load_config(profile).model_dump(mode='json'), key))}"
         for profile in PROFILES_SHOWN
     )
-    only = f"; acts only with {needs(key)}" if needs(key) else ""
+    required = needs(TrialConfig, key)
+    only = f"; acts only with {required}" if required else ""
     return {**knob, "description": f"{knob['description']}{only} ({values})"}
 
 

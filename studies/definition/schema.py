@@ -27,7 +27,7 @@ from studies.definition.arms import BASELINE, MOST_ARMS, arm_name, of_factors, o
 from studies.definition.falsifier import Falsifier
 from studies.definition.fields import SEED_KEY, STOP_KEY, Knob, Knobs, Levels, Seeds, Text
 from studies.definition.hypotheses import Hypothesis
-from studies.definition.replicates import Link, Replicate, Trainings, replicates
+from studies.definition.replicates import Link
 from studies.definition.space import Constraint, Objective, Search
 
 STUDIES = Path(__file__).parents[1]
@@ -79,9 +79,6 @@ class Study(Section):
             " policy); intervals cover new draws of these alone"
         ),
     )
-    trainings: Trainings | None = Field(
-        None, description="several trainings on each seed's chain; intervals are over the chains"
-    )
     objective: Objective = Objective()
     arms: dict[str, Knobs] | None = Field(None, max_length=MOST_ARMS, description="name: {dotted key: value}")
     grid: Levels | None = Field(None, description="dotted key: [values]; every combination is an arm")
@@ -121,11 +118,6 @@ class Study(Section):
     @classmethod
     def _profile_of_imported(cls, content: Any) -> Any:
         return {"profile": IMPORTED, **content} if isinstance(content, dict) and content.get("imported") else content
-
-    @property
-    def replicates(self) -> tuple[Replicate, ...]:
-        """The rows of the study: each arm has one trial of each."""
-        return replicates(self.seeds, self.trainings)
 
     @property
     def argument(self) -> str:
@@ -170,7 +162,7 @@ def load_study(name_or_path: str | Path) -> Study:
     `UserError` with one line per fault: the file, the line, the key, the value and what is allowed. Faults that can be
     seen only in a file whose keys and shapes are right are reported when these are.
     """
-    from studies.definition.checks import check, told
+    from studies.definition.checks import check, fault_lines
 
     wanted = str(name_or_path)
     if wanted.endswith(CONFIRMATION):
@@ -184,7 +176,7 @@ def load_study(name_or_path: str | Path) -> Study:
     derived = "a study is named after its file"
     faults += [ConfigFault((key,), f"unknown key '{key}'; {derived}") for key in DERIVED if key in content]
     if study is None or faults:
-        raise UserError(told(str(path), faults))
+        raise UserError(fault_lines(str(path), faults))
     return study
 
 

@@ -13,7 +13,7 @@ from studies.definition.fields import Knob, MetricName, Seeds, in_full
 
 
 class Objective(Section):
-    """What a trial is told to the planner as; a metric of the final evaluation."""
+    """The aim of a study: a metric of the final evaluation."""
 
     metric: MetricName = Field("eval/win_rate", description="a metric of the evaluation, eval/...")
     direction: Literal["maximize", "minimize"] = "maximize"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from pipeline.config import effects
-from pipeline.config.effects import Condition, setting
+from pipeline.algorithms.entropy_settings import BONUS
+from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
+from pipeline.config.effects import When, above, given, setting
+from pipeline.config.networks import CRITIC, SEPARATE
 from pipeline.config.presets import ADVANTAGES
-from pipeline.config.replay import teaches
-from pipeline.config.rewards import DISAGREEMENT
+from pipeline.config.replay import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
+from pipeline.rewards.learned_settings import ROUNDS
+from pipeline.rewards.settings import DISAGREEMENT
 from pipeline.run.metrics import each_step
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
@@ -25,10 +28,10 @@ JUDGED = ("objective/gold/", "eval/gold/", "eval/gold_reference/")
 """Heads of the metrics of further judges, before the judge's name."""
 PARTS = ("reward/", "eval/reward/")
 """Heads of the metrics of parts of a reward, before the part's name."""
-ONLY_WITH: tuple[tuple[Condition, tuple[str, ...]], ...] = (
+ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     (setting("algorithm.advantage", "remax"), ("objective/greedy_reward",)),
     (
-        Condition(
+        When(
             "runtime.sampler: static, or auto on a GPU",
             lambda config: config.runtime.static_sampler(config.runtime.device != "cpu"),
             "runtime.sampler",
@@ -36,24 +39,24 @@ ONLY_WITH: tuple[tuple[Condition, tuple[str, ...]], ...] = (
         ("objective/sampler_gap", "objective/sampler_ratio"),
     ),
     (
-        Condition(
+        When(
             "an advantage among the responses to a prompt",
             lambda config: ADVANTAGES[config.algorithm.advantage].least_responses > 1,
             "algorithm.advantage",
         ),
         ("objective/equal_groups",),
     ),
-    (effects.BONUS, ("objective/ent_coef",)),
+    (BONUS, ("objective/ent_coef",)),
     (setting("algorithm.trust_region", "clip", "cispo"), ("policy/pg_clipfrac",)),
-    (effects.given("algorithm.dual_clip"), ("policy/dual_clipfrac",)),
+    (given("algorithm.clip.dual"), ("policy/dual_clipfrac",)),
     (setting("kl.place", "loss"), ("policy/kl_loss",)),
-    (effects.given("kl.hinge"), ("policy/kl_hinge",)),
-    (effects.CRITIC, ("value/vf_loss", "value/vf_clipfrac", "value/explained_variance", "value/grad_norm")),
-    (effects.SEPARATE, ("value/grad_norm",)),
+    (given("kl.hinge"), ("policy/kl_hinge",)),
+    (CRITIC, ("value/vf_loss", "value/vf_clipfrac", "value/explained_variance", "value/grad_norm")),
+    (SEPARATE, ("value/grad_norm",)),
     (setting("optimiser.clip_norms", "apart"), ("value/grad_norm",)),
-    (effects.REPLAY, ("replay/states", "replay/tokens", "replay/explained_variance", "replay/standard_error")),
-    (Condition("critic.target: replay", teaches, "critic.target"), ("replay/critic_bias", "replay/critic_error")),
-    (effects.above_one("replay.continuations"), ("replay/standard_error", "replay/critic_error")),
+    (REPLAY, ("replay/states", "replay/tokens", "replay/explained_variance", "replay/standard_error")),
+    (When("critic.target: replay", teaches, "critic.target"), ("replay/critic_bias", "replay/critic_error")),
+    (above("replay.continuations", 1), ("replay/standard_error", "replay/critic_error")),
     (
         setting("algorithm.trust_region", "dpo", "ipo"),
         (
@@ -69,10 +72,10 @@ ONLY_WITH: tuple[tuple[Condition, tuple[str, ...]], ...] = (
             "policy/expected_gain",
         ),
     ),
-    (effects.ADAM_MOVES_THE_POLICY, ("policy/lr", "policy/lr_factor")),
-    (effects.given("floor.part"), ("objective/floor_weight",)),
-    (effects.ROUNDS, ("objective/round_kl_per_token",)),
-    (effects.given("algorithm.target_kl"), ("policy/update_steps",)),
+    (ADAM_MOVES_THE_POLICY, ("policy/lr", "policy/lr_factor")),
+    (given("floor.part"), ("objective/floor_weight",)),
+    (ROUNDS, ("objective/round_kl_per_token",)),
+    (given("algorithm.target_kl"), ("policy/update_steps",)),
 )  # fmt: skip
 """Series that only some configurations record, and what they need; all conditions of a series must hold."""
 
@@ -118,7 +121,7 @@ def needs(metric: str, config: TrialConfig) -> str | None:
 def _part_lacks(part: str, config: TrialConfig) -> str | None:
     """What a configuration lacks for a series of this part, or of the spread of an ensemble."""
     if part == DISAGREEMENT:
-        return None if config.reward.ensemble > 1 else "reward.ensemble above 1"
+        return None if config.reward.learned.ensemble > 1 else "reward.learned.ensemble above 1"
     if part not in config.reward.parts:
         return f"reward.parts.{part}"
     return None if len(config.reward.parts) > 1 else "a second part in reward.parts"

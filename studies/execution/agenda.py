@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from filelock import FileLock
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import TrialRecord, write_atomic
 from pipeline.run.locks import is_held, try_lock
+from pipeline.run.lost import own_stages
 from pipeline.run.store import Store
-from pipeline.stages import STAGES
+from pipeline.stages.graph import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
@@ -65,7 +65,11 @@ class Agenda:
         self.plan: list[Cell] = [] if self.search else run.cells()
         """The trials that are compared."""
         self.settled: dict[Key, TrialRecord] = {}
+        self._open = self.plan
         self._shared: dict[Key, str] = {}
+        self._own: dict[Key, StagePlan] = {}
+        """The first stage that a trial lacks when it has all that it shares: planned once, since that takes
+        milliseconds."""
         self._looked: dict[Key, int] = {}
         """Time of each record when it was last looked at."""
 
@@ -77,11 +81,14 @@ class Agenda:
             if not self.search.over:
                 return []
             self.compared = confirmation(self._run.study, self._run.folder)
-            self.plan = cells(self.compared, self._run.profile, self._run.overrides)
-        for cell in self.plan:
-            if (cell.arm, cell.seed) not in self.settled and (record := self._record(cell)) is not None:
+            self.plan = self._open = cells(self.compared, self._run.profile, self._run.overrides)
+        folder = self._run.folder
+        written = {path.stem for path in folder.trial_files()} if self._open else set()
+        for cell in self._open:
+            if folder.cell_name(cell.arm, cell.seed) in written and (record := self._record(cell)) is not None:
                 self.settled[cell.arm, cell.seed] = record
-        return [cell for cell in self.plan if (cell.arm, cell.seed) not in self.settled]
+        self._open = [cell for cell in self._open if (cell.arm, cell.seed) not in self.settled]
+        return self._open
 
     def is_left(self) -> bool:
         """Whether any trial of the study has not ended, or is not known yet."""
@@ -92,6 +99,11 @@ class Agenda:
         self.open()
         return [*(self.search.proposed() if self.search is not None else ()), *self.plan]
 
+    def ended(self) -> dict[Key, TrialRecord]:
+        """The records of all trials that have ended, those of a search among them."""
+        searched = self.search.ended.values() if self.search is not None else ()
+        return {**{(one.arm, one.seed): one for one in searched}, **self.settled}
+
     def next(self) -> tuple[Task, FileLock] | None:
         """The task that a hand takes now, and its lock, which this process then holds; None where other hands have what
         is left, or have to end first.
@@ -100,24 +112,38 @@ class Agenda:
         come before a trial that is ready, so that no core waits for them later.
         """
         ready, waiting, others = list[Cell](), None, set[str]()
+        lacking = dict[str, StagePlan]()
+        """By what trials share, the first stage of it that is missing."""
         for cell in self.open():
-            stages = self._run.stages(cell)
-            first = next((stage for stage in stages if not stage.cached), stages[-1])
-            shared = self._shared_lock(cell, stages) if first in shared_of(stages) else ""
-            if self._is_taken(cell, first, shared):
-                others.add(shared or first.key or cell.label)
-            elif shared:
-                waiting = waiting or (cell, stages, shared)
-            else:
+            if is_held(self._lock(cell)):
+                others.add(cell.label)
+                continue
+            key, shared = (cell.arm, cell.seed), self._shared_lock(cell)
+            if key not in self._own and shared not in lacking:
+                stages = self._run.stages(cell)
+                first = next((stage for stage in stages if not stage.cached), stages[-1])
+                if first in shared_of(stages):
+                    lacking[shared] = first
+                else:
+                    self._own[key] = first
+            first = self._own.get(key) or lacking[shared]
+            if not first.cached and self._store.is_building(first.stage, str(first.key)):  # be it for another study
+                others.add(str(first.key))
+            elif key in self._own:
                 ready.append(cell)
                 if len(ready) >= AHEAD * (len(others) + 1):
                     break
+            elif is_held(self._run.folder.lock_file(shared)):
+                others.add(shared)
+            else:
+                waiting = waiting or (cell, shared)
         if waiting is not None and len(ready) < AHEAD * (len(others) + 1):
-            cell, stages, shared = waiting
+            cell, shared = waiting
             if (lock := try_lock(self._run.folder.lock_file(shared))) is not None:
-                return Task(self._run, cell, shared_of(stages)[-1].stage, shared), lock
+                return Task(self._run, cell, shared_of(self._run.stages(cell))[-1].stage, shared), lock
         for cell in ready:
             if (lock := try_lock(self._lock(cell))) is not None:
+                self._own.pop((cell.arm, cell.seed))
                 if self._record(cell) is None:  # else another hand has just finished it
                     return Task(self._run, cell, None, self._lock(cell).name), lock
                 lock.release()
@@ -156,19 +182,13 @@ class Agenda:
             self._looked[cell.arm, cell.seed] = written
         return None
 
-    def _is_taken(self, cell: Cell, first: StagePlan, shared: str) -> bool:
-        """Whether a process works on a trial, or on the first stage that it lacks, be it for another study."""
-        return (
-            is_held(self._lock(cell))
-            or (not first.cached and self._store.is_building(first.stage, str(first.key)))
-            or (bool(shared) and is_held(self._run.folder.lock_file(shared)))
-        )
-
-    def _shared_lock(self, cell: Cell, stages: Sequence[StagePlan]) -> str:
+    def _shared_lock(self, cell: Cell) -> str:
         """Name of the lock on all that a trial shares with others: the same before, between and after these stages."""
         key = cell.arm, cell.seed
         if key not in self._shared:
-            self._shared[key] = likeness(STAGES, cell.config)[shared_of(stages)[-1].stage]
+            alike = likeness(STAGES, cell.config)
+            own = own_stages(alike)
+            self._shared[key] = [digest for stage, digest in alike.items() if stage not in own][-1]
         return self._shared[key]
 
     def _lock(self, cell: Cell) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -47,7 +47,7 @@ class Row:
     stage_began: tuple[str, float, int] = ("", 0.0, 0)
     """The stage, when its first progress was seen, and how far it was: a resumed trial starts in the middle."""
     spoken: float = 0.0
-    told: set[str] = field(default_factory=set)
+    printed: set[str] = field(default_factory=set)
     """Lines that have been printed of it."""
     fallen: list[str] = field(default_factory=list)
     """Claims that this trial has refuted, with the step."""
@@ -56,8 +56,8 @@ class Row:
 
     def look(self, status: Status, now: float) -> None:
         """Take in a new status."""
-        if status.owner != self.status.owner:
-            self.told, self.stage_began = set(), ("", 0.0, 0)
+        if status.began != self.status.began:  # another process
+            self.printed, self.stage_began = set(), ("", 0.0, 0)
         if status.stage != self.stage_began[0] and status.total:
             self.stage_began = status.stage, now, status.done
         if status.stage == "train":
@@ -150,21 +150,20 @@ class Display:
             took = f" in {seconds:.1f} s" if seconds is not None else ""
             self.line(f"{label}: {record.status}{reason}{took}  ({self._summary()})")
 
-    def fallen(self, verdicts: Sequence[Verdict]) -> None:
-        """Show claims that trials have just refuted."""
-        for one in verdicts:
-            label = f"{one.arm} seed {one.seed}"
-            if row := self._rows.get(label):  # a trial that ended before this call has none
-                row.fallen.append(one.name if one.step is None else f"{one.name} {one.step}")
-            self.line(f"{label}: claim {one.name} FALSIFIED, {one.reason}", "red")
+    def fallen(self, verdict: Verdict) -> None:
+        """Show a claim that a trial has just refuted."""
+        label = f"{verdict.arm} seed {verdict.seed}"
+        if row := self._rows.get(label):  # a trial that ended before this call has none
+            row.fallen.append(verdict.name if verdict.step is None else f"{verdict.name} {verdict.step}")
+        self.line(f"{label}: claim {verdict.name} FALSIFIED, {verdict.reason}", "red")
 
     def health(self, label: str, health: Health) -> None:
         """Series of a trial that are outside their band now: words in its row, and one line for each when it leaves."""
         row = self._row(label)
         row.unhealthy = ", ".join(one.key.rpartition("/")[2] for one in health.symptoms)
         for one in health.symptoms:
-            if one.key not in row.told:
-                row.told.add(one.key)
+            if one.key not in row.printed:
+                row.printed.add(one.key)
                 self.line(f"{label}: {one.sentence}", "yellow")
 
     def table(self) -> RenderableType:
@@ -178,11 +177,11 @@ class Display:
         return Group(table, Text(f"ended: {self._summary()}", style="dim"))
 
     def _row(self, label: str, status: Status | None = None) -> Row:
-        return self._rows.setdefault(label, Row(status or Status(label, "", 0, "", 0.0)))
+        return self._rows.setdefault(label, Row(status or Status(label, "", 0, 0.0)))
 
     def _once(self, row: Row, text: str, style: str) -> None:
-        if text not in row.told:
-            row.told.add(text)
+        if text not in row.printed:
+            row.printed.add(text)
             self.line(text, style)
 
     def _summary(self) -> str:

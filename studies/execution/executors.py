@@ -29,13 +29,13 @@ def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
         from studies.execution.slurm import Slurm, read_options
 
         given = read_options(options)
-        return lambda run, agenda, say, tell: Slurm(run, agenda, jobs, given, say)
+        return lambda run, agenda, say: Slurm(run, agenda, jobs, given, say)
     if name == "ray":
         from studies.execution.ray_tasks import Ray
         from studies.execution.ray_tasks import read_options as read_ray_options
 
         asked = read_ray_options(options)
-        return lambda run, agenda, say, tell: Ray(run, agenda, jobs, asked, say)
+        return lambda run, agenda, say: Ray(run, agenda, jobs, asked, say)
     if name == "inline":
         return Inline
-    return lambda run, agenda, say, tell: Hand(run, agenda, jobs, say)
+    return lambda run, agenda, say: Hand(run, agenda, jobs, say)

@@ -6,12 +6,15 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_all_start_methods, get_context
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
@@ -21,9 +24,9 @@ from pipeline.faults import DiskFull, disk_full
 from pipeline.models.cpu import HUGE_PAGES
 from pipeline.resources.machine import grow_segments, visible_gpus
 from pipeline.run.leaving import LEFT
+from pipeline.run.locks import try_lock
 from studies.execution.agenda import DEATHS, Agenda, Task
 from studies.execution.child import DISK_FULL, run_task, work
-from studies.execution.gpus import Gpus
 from studies.execution.started import Started
 from studies.execution.status import read_status
 
@@ -38,11 +41,41 @@ PRELOAD = [
 LOOK_SECONDS = 0.3
 """Between two looks for a task while other hands have all that is ready."""
 GRACE_SECONDS = 5.0
-"""How long a child may take to end when it is told to."""
+"""How long a child may take to end once it is asked to."""
 STARTS = 3
 """Times that a child is tried to be started: the server that forks it can be killed."""
 Say = Callable[[str, str], None]
 """Takes a line for the user, and its style."""
+
+
+class Gpus:
+    """The cards that this hand holds, each apart from all other hands of this machine, and the processes on each."""
+
+    def __init__(self) -> None:
+        self._locks: list[FileLock] = []
+        self._used: Counter[str] = Counter()
+
+    def hold(self, count: int, needed: int) -> bool:
+        """Hold up to `count` free cards in all; False where this hand then has fewer than `needed`."""
+        for name in visible_gpus():
+            if len(self._used) < count and name not in self._used and (lock := try_lock(_file(name))) is not None:
+                self._locks.append(lock)
+                self._used[name] = 0
+        return len(self._used) >= needed
+
+    def take(self, count: int) -> list[str]:
+        """The `count` least used of these cards."""
+        taken = sorted(self._used, key=self._used.__getitem__)[:count]
+        self._used.update(taken)
+        return taken
+
+    def give_back(self, names: list[str]) -> None:
+        """End the use of some cards."""
+        self._used.subtract(names)
+
+
+def _file(name: str) -> Path:
+    return Path.home() / ".cache" / "ablate" / f"{socket.gethostname()}-gpu-{name.replace('/', '_')}"
 
 
 @dataclass(frozen=True)
@@ -57,6 +90,9 @@ class _Child:
 
 class Hands:
     """Those who work on a study for this command: in this process, its children, or jobs of a cluster."""
+
+    on_status: Callable[[], None] = staticmethod(lambda: None)
+    """Called whenever a trial that runs in this process has written its status."""
 
     def step(self) -> bool:
         """See to what has ended and start what can start. False when no trial of the study is left.
@@ -143,9 +179,7 @@ class Hand(Hands):
                 return False
             gpus = self._gpus.take(runtime.processes)
         for left in reversed(range(STARTS)):
-            process: BaseProcess = self._context.Process(
-                target=work, args=(task, ",".join(gpus)), name=task.label, daemon=True
-            )
+            process: BaseProcess = self._context.Process(target=work, args=(task, ",".join(gpus)), name=task.label)
             try:
                 process.start()
                 break
@@ -168,14 +202,12 @@ class Hand(Hands):
 class Inline(Hand):
     """Runs each task in this process: for debuggers, and where processes cannot be started."""
 
-    def __init__(self, run: Started, agenda: Agenda, say: Say, tell: Callable[[], None]) -> None:
-        """`tell` is called whenever a trial has written its status."""
+    def __init__(self, run: Started, agenda: Agenda, say: Say) -> None:
         super().__init__(run, agenda, 1, say)
-        self._tell = tell
 
     def _begin(self, task: Task, lock: FileLock) -> bool:
         try:
-            settle(self._agenda, task, run_task(task, self._tell), self._say)
+            settle(self._agenda, task, run_task(task, self.on_status), self._say)
         finally:
             lock.release()
         return True

@@ -19,7 +19,7 @@ from pipeline.run.dag import Known, likeness
 from pipeline.run.layout import Layout, TrialRecord, read_json
 from pipeline.run.lost import OWN, own_stages
 from pipeline.run.store import MANIFEST
-from pipeline.stages import STAGES
+from pipeline.stages.graph import STAGES
 from pipeline.trial import CHARGED
 
 ANSWER = 0.25

@@ -17,11 +17,10 @@ from pipeline.errors import Fault, UserError
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.machine import GIB
 from pipeline.run.layout import Layout
-from studies.definition.checks import told
+from studies.definition.checks import fault_lines
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say
-from studies.execution.program import python_path
-from studies.execution.started import Started
+from studies.execution.started import Started, python_path
 
 ADDRESS = "RAY_ADDRESS"
 RETRIES = 20
@@ -131,7 +130,7 @@ def read_options(path: Path | None) -> RayOptions:
         return RayOptions()
     options, faults = validated(RayOptions, read_yaml(path))
     if options is None:
-        raise UserError(told(str(path), faults))
+        raise UserError(fault_lines(str(path), faults))
     return options
 
 

@@ -25,11 +25,6 @@ def sound_record(folder: StudyFolder, cell: Cell) -> TrialRecord | None:
     return None
 
 
-def current_records(folder: StudyFolder, plan: Sequence[Cell]) -> list[TrialRecord]:
-    """Records of these cells in their order; those of other configurations are left out."""
-    return [record for cell in plan if (record := sound_record(folder, cell)) is not None]
-
-
 def is_current(record: TrialRecord, stages: Sequence[StagePlan]) -> bool:
     """Whether every artifact that a record names is in place, and is what would be built now."""
     planned = {stage.stage: (stage.key, stage.digest) for stage in stages if stage.cached}

@@ -14,22 +14,22 @@ from torch import Tensor
 
 from pipeline.config.messages import validate
 from pipeline.config.names import nearest
-from pipeline.config.rewards import READY, PartConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.data.text_episodes import text_episodes
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
+from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.policy import Episodes
-from pipeline.models.pretrained_tokenizer import load_tokenizer
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.named_files import is_folder, place
-from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards.base import Completions
-from pipeline.rewards.families import FAMILIES
 from pipeline.rewards.folders import check_classifier
+from pipeline.rewards.kinds import SCORING, TRAINED
+from pipeline.rewards.opponents import read_opponents
 from pipeline.rewards.registry import ready
+from pipeline.rewards.settings import PartConfig
+from pipeline.rewards.stored import judge_of, reward_of
 from pipeline.run.layout import Layout
-from pipeline.stages.common import judge_of, reward_of
-from pipeline.stages.opponent_table import read_opponents
 from studies.execution.export import beside
 from studies.execution.recorded import artifact, find_trial, folder_of
 from studies.execution.scoring_sheet import Sheet, read_sheet
@@ -99,15 +99,15 @@ def scorer_of(
     key: str, name: str, layout: Layout, profile: str | None, label: str | None, device: torch.device
 ) -> Scorer:
     """The scorer that the option `key` names. Raises `UserError` with what can be named."""
-    if name in READY and name != "classifier":
+    if name in SCORING and name != "classifier":
         return _ready(key, {"kind": name}, device)
     if _is_folder(name):
         folder = str(place(name))
-        check_classifier(f"{key}.model", folder, label)
-        return _ready(key, {"kind": "classifier", "model": folder, "label": label}, device)
+        check_classifier(f"{key}.classifier.model", folder, label)
+        return _ready(key, {"kind": "classifier", "classifier": {"model": folder, "label": label}}, device)
     if name.count("/") == 2 and not name.startswith((".", "/")):
         return _of_trial(key, name, layout, profile, device)
-    kinds = [kind for kind in READY if kind != "classifier"]
+    kinds = [kind for kind in SCORING if kind != "classifier"]
     raise UserError(
         f"{key} '{name}': name a trial as STUDY/ARM/SEED, {' or '.join(kinds)}, or a folder with a sequence"
         f" classifier{nearest(name, kinds)}"
@@ -115,13 +115,13 @@ def scorer_of(
 
 
 def _is_folder(name: str) -> bool:
-    return name not in READY and is_folder(place(name))
+    return name not in SCORING and is_folder(place(name))
 
 
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:
     """A scorer that reads texts alone."""
     spec = validate(PartConfig, settings, f"{key} '{settings['kind']}'")
-    scorer = ready(key, spec.kind, spec, device, Room(f"{key} (texts at once)", AT_ONCE))
+    scorer = ready(key, spec, device, Room(f"{key} (texts at once)", AT_ONCE))
 
     def score(prompts: Sequence[str], texts: Sequence[str]) -> Scores:
         return {"": scorer(Completions(_no_tokens(len(texts)), prompts, texts))}
@@ -141,7 +141,7 @@ def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: t
     made = artifact(folder, record, "reward")
     proxy = reward_of(made, device, room)
     tokenizer = load_tokenizer(artifact(folder, record, "prompts").path / "tokenizer")
-    learned = [part.raw for name, part in proxy.parts.items() if made.meta["parts"][name]["spec"]["kind"] in FAMILIES]
+    learned = [part.raw for name, part in proxy.parts.items() if made.meta["parts"][name]["spec"]["kind"] in TRAINED]
     positions = [network.config.max_position_embeddings for part in learned for network in part.networks]
     most = min(positions, default=None)
     compared = made.meta.get("against", "none") != "none"

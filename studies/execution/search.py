@@ -1,7 +1,7 @@
 """A search: TPE proposes, trials answer, and every hand computes the same proposals from the records.
 
 Nothing of the sampler is kept between calls. It is seeded afresh from (search seed, trial number) before each proposal,
-trials are told in the order of their numbers, and trial n is proposed when those up to n - parallel have been told,
+results enter in the order of their numbers, and trial n is proposed when those up to n - parallel have entered,
 neither earlier nor later; the ones between count as running (constant liar). So a proposal depends on the design and on
 results alone: not on how many trials run at once, nor on which of two ended first.
 """
@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from pipeline.config.effects import value_at
 from pipeline.config.loading import load_config
 from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.definition.design import Cell
 from studies.definition.fields import STOP_KEY
+from studies.definition.own import with_code
 from studies.definition.replicates import seeded
 from studies.definition.schema import Study
 from studies.definition.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
@@ -56,7 +58,7 @@ class Search:
         self._asked: list[tuple[Trial, Cell]] = []
         self.ended: dict[int, TrialRecord] = {}
         """Records of the trials that have ended, by number."""
-        self._told = 0
+        self._answered = 0
         self.over = False
         """All trials have ended, and what is to be confirmed is on file."""
 
@@ -118,22 +120,23 @@ class Search:
     def _propose(self, number: int) -> None:
         import optuna
 
-        seed = seed_of(self._search.seed, number)
-        self.optuna.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+        own = seed_of(self._search.seed, number)
+        self.optuna.sampler = optuna.samplers.TPESampler(seed=own, n_startup_trials=STARTUP)
         trial = self.optuna.ask(self._space)
-        (row,) = self._study.replicates
+        (seed,) = self._study.seeds
         stop = [self._search.prune.rule.model_dump(mode="json")] if self._search.prune else []
         origin = f"{self._study.source or self._study.name}: search, trial {number}"
         config = load_config(self._profile, {**trial.params, STOP_KEY: stop}, origin, below=self._overrides)
-        self._asked.append((trial, Cell(arm(number), row.number, seeded(config, row, self._study.vary))))
+        config = with_code(seeded(config, seed, self._study.vary), self._study)
+        self._asked.append((trial, Cell(arm(number), seed, config)))
 
     def _tell_until(self, last: int) -> bool:
         """Tell Optuna all trials up to and with `last`, in order. False while one of them is still running."""
         from optuna.trial import TrialState
 
-        if any(number not in self.ended for number in range(self._told, last + 1)):
+        if any(number not in self.ended for number in range(self._answered, last + 1)):
             return False
-        for number in range(self._told, last + 1):
+        for number in range(self._answered, last + 1):
             trial, record = self._asked[number][0], self.ended[number]
             if record.status == "failed":
                 self.optuna.tell(trial, state=TrialState.FAIL)
@@ -143,12 +146,12 @@ class Search:
             self.optuna.tell(
                 trial, [objective_value(aim, record.status, record.summary) for aim in objectives(self._study)]
             )
-        self._told = max(self._told, last + 1)
+        self._answered = max(self._answered, last + 1)
         return True
 
     def _chosen(self) -> list[Tried]:
         base = load_config(self._profile, below=self._overrides).model_dump(mode="json")
-        own = {key: base[key.partition(".")[0]][key.partition(".")[2]] for key in self._search.space}
+        own = {key: value_at(base, key) for key in self._search.space}
         return choose(self.trials, objectives(self._study), self._search.confirm.top, own)
 
     def _save(self, chosen: Sequence[Tried]) -> None:

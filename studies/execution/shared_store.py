@@ -2,8 +2,8 @@
 process holds them, on any machine, and end with their holder.
 
 Local file systems, NFS version 4, and version 3 with its lock daemon, offer them, unless they are mounted with locks
-that end at the machine. Whoever starts to work on a study tests this first (`check_locks`), also against the processes
-of other machines that are at work.
+that end at the machine. Whoever starts to work on a study tests this first (`check_locks`), also against the trials
+that run on other machines.
 """
 
 from __future__ import annotations
@@ -11,51 +11,34 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-from filelock import FileLock
 
 from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder
 from pipeline.run.locks import is_held, try_lock
+from studies.execution.status import read_status
 
-RENEW_SECONDS = 1.0
-"""Between two times of the file of a process at work."""
-LOOK_SECONDS = 3 * RENEW_SECONDS
-"""How long a file whose lock looks free is watched."""
+LOOK_SECONDS = 3.0
+"""How long the status of a trial whose lock looks free is watched; a trial at work renews its own every second."""
 
 
 @contextmanager
 def present(folder: StudyFolder) -> Iterator[None]:
-    """Hold a lock in ``hands/`` that shows that this process is at work, and renew the time of its file meanwhile."""
-    name, ended = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}", threading.Event()
-    path = folder.path / "hands" / name
-    path.parent.mkdir(exist_ok=True)
-    lock = FileLock(path)
-    lock.acquire()
-
-    def renew() -> None:
-        while not ended.wait(RENEW_SECONDS):
-            with suppress(OSError):
-                os.utime(path)
-
-    thread = threading.Thread(target=renew, daemon=True)
-    thread.start()
+    """Hold a lock in ``hands/`` that shows that this process is at work."""
+    lock = try_lock(folder.path / "hands" / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+    assert lock is not None
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
         lock.release()
 
 
 def check_locks(folder: StudyFolder) -> None:
-    """Refuse a study's folder without locks, or one in which a process of another machine is `present` while its lock
-    looks free from here. (A process that died leaves a free lock too, but renews its file no more.)
+    """Refuse a study's folder without locks, or one in which a trial runs on another machine while its lock looks free
+    from here. (A trial that died leaves a free lock too, but renews its status no more.)
 
     Raises `UserError`.
     """
@@ -71,23 +54,21 @@ def check_locks(folder: StudyFolder) -> None:
     before = _free_elsewhere(folder)
     if before:
         time.sleep(LOOK_SECONDS)
-    for path, renewed in _free_elsewhere(folder).items():
-        if renewed != before.get(path, renewed):
-            raise _refusal(folder, f"locks that {_host(path)} holds are not seen on {socket.gethostname()} (flock)")
+    for path, (host, renewed) in _free_elsewhere(folder).items():
+        if renewed != before.get(path, (host, renewed))[1]:
+            raise _refusal(folder, f"locks that {host} holds are not seen on {socket.gethostname()} (flock)")
 
 
-def _free_elsewhere(folder: StudyFolder) -> dict[Path, int]:
-    """Files of other machines whose lock looks free, and their times."""
-    found = dict[Path, int]()
-    for path in (folder.path / "hands").glob("*"):
-        with suppress(FileNotFoundError):
-            if _host(path) != socket.gethostname() and not is_held(path):
-                found[path] = path.stat().st_mtime_ns
+def _free_elsewhere(folder: StudyFolder) -> dict[Path, tuple[str, int]]:
+    """Status files of trials that run on other machines while their lock looks free: machine, and time of the file."""
+    found = dict[Path, tuple[str, int]]()
+    for path in (folder.path / "status").glob("*.json"):
+        status = read_status(path)
+        if status is None or status.outcome or status.host == socket.gethostname():
+            continue
+        if not is_held(folder.lock_file(status.lock)):
+            found[path] = status.host, path.stat().st_mtime_ns
     return found
-
-
-def _host(path: Path) -> str:
-    return path.name.rsplit("-", 2)[0]
 
 
 def _refusal(folder: StudyFolder, lack: str) -> UserError:

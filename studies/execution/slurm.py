@@ -25,8 +25,7 @@ from pipeline.resources.device import gpu_visible
 from pipeline.run.leaving import LEFT
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say
-from studies.execution.program import HOME, python_path
-from studies.execution.started import Started
+from studies.execution.started import HOME, Started, python_path
 
 LOOK_SECONDS = 10.0
 """Between two looks at the queue."""

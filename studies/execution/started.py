@@ -6,10 +6,13 @@ program or another precision is refused: hands that disagree would call each oth
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,16 @@ from pipeline.run.store import Store
 from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, note, register
 from studies.definition.design import Cell, cells
+from studies.definition.own import check_own, own_digests
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, number_of
 from studies.execution.history import recorded_trainings, training_of
-from studies.execution.program import code_digest
 from studies.execution.shared_store import check_locks, present
 
+HOME = Path(__file__).parents[2]
+"""Where the packages of this program lie."""
+PACKAGES = ("pipeline", "studies/execution")
+"""What computes a trial, and what carries it."""
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
 PINNED = {
@@ -40,6 +47,7 @@ PINNED = {
     "program": "another version of the program",
     "precision": "another device or precision",
     "trials": "another kind of trial",
+    "own": "another version of a class of its own",
 }
 """Keys of `study.json` that all hands of a study share, and what differs where one does."""
 
@@ -75,6 +83,22 @@ class Started:
         return [dict(items) for items in dict.fromkeys(tuple(one.items()) for one in found)]
 
 
+@lru_cache(maxsize=1)
+def code_digest() -> str:
+    """SHA-256 of the program's source files: paths below `HOME`, and contents."""
+    files = sorted(path for package in PACKAGES for path in (HOME / package).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.relative_to(HOME).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def python_path() -> str:
+    """``PYTHONPATH`` for a hand on another machine: this program first, then what the variable holds here."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys([str(HOME), *filter(None, given)]))
+
+
 @contextmanager
 def start(run: Started, say: Callable[[str], None]) -> Iterator[None]:
     """Pin a study, or join the hands that are at work on it; afterwards, count as one of them.
@@ -82,6 +106,7 @@ def start(run: Started, say: Callable[[str], None]) -> Iterator[None]:
     Claims are registered before a trial begins. Trials that were given up are tried again, unless other hands are at
     work. Raises `UserError` where hands work with other settings, or where their locks are not seen here.
     """
+    check_own(run.study, {cell.arm: cell.config for cell in run.cells()})
     wanted, folder = _pinned(run), run.folder
     folder.path.mkdir(parents=True, exist_ok=True)
     check_locks(folder)
@@ -195,12 +220,15 @@ def given_up(run: Started) -> list[Path]:
 
 
 def _pinned(run: Started) -> dict[str, Any]:
+    configs = [cell.config for cell in run.cells()]
+    own = own_digests(configs)
     return {
         "study": run.study.model_dump(mode="json"),
         "overrides": dict(run.overrides),
         "program": code_digest(),
-        "precision": sorted({str(precision(cell.config)) for cell in run.cells()}),
+        "precision": sorted({str(precision(config)) for config in configs}),
         "trials": run.trials,
+        **({"own": own} if own else {}),
     }
 
 
@@ -208,7 +236,7 @@ def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
     """Raise `UserError` where what is pinned differs from what this process would work with."""
     pinned = run.folder.started()
     for key, words in PINNED.items():
-        if canonical_json(pinned.get(key)) != canonical_json(wanted[key]):
+        if canonical_json(pinned.get(key)) != canonical_json(wanted.get(key)):
             shown = f": {pinned.get(key)} there, {wanted[key]} here" if key in ("overrides", "precision") else ""
             raise UserError(
                 f"study '{run.study.name}' is being run in {run.folder.path} with {words}{shown}; wait for it, or use"

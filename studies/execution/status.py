@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import INTERRUPTED
 from pipeline.run.layout import write_atomic
 from pipeline.run.progress import RESUMED, StageState
 
@@ -28,8 +26,6 @@ class Status:
     label: str
     host: str
     pid: int
-    owner: str
-    """Token of the process; a file with another one belongs to a later process."""
     began: float
     """Unix time [s]."""
     lock: str = ""
@@ -72,9 +68,8 @@ class StatusFile:
         """`tell` is called after each write."""
         self._path, self._tell, self._written = path, tell, 0.0
         self._stage_began = time.monotonic()
-        token = secrets.token_hex(8)
-        self.status = Status(label, socket.gethostname(), os.getpid(), token, time.time(), lock, shared)
-        self._write(takes_over=True)
+        self.status = Status(label, socket.gethostname(), os.getpid(), time.time(), lock, shared)
+        self._write()
 
     def stage(self, name: str, state: StageState, detail: str = "") -> None:
         if state == "building":
@@ -112,11 +107,7 @@ class StatusFile:
         if time.monotonic() - self._written >= WRITE_SECONDS:
             self._write()
 
-    def _write(self, takes_over: bool = False) -> None:
-        """Replace the file. Where another process has taken the trial over, since a lock was lost, this one ends."""
-        before = read_status(self._path)
-        if not takes_over and before is not None and before.owner != self.status.owner:
-            os._exit(INTERRUPTED)
+    def _write(self) -> None:
         self.status.seconds = round(time.time() - self.status.began, 1)
         write_atomic(self._path, json.dumps(asdict(self.status)))
         self._written = time.monotonic()

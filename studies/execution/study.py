@@ -15,7 +15,7 @@ from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable
 from studies.claims.falsifiers import Verdict
 from studies.claims.verdicts import verdicts
 from studies.definition.design import Cell, cautions
-from studies.definition.replicates import LINKS, Replicate, seeded
+from studies.definition.replicates import LINKS, seeded
 from studies.definition.schema import Study
 from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
@@ -23,7 +23,7 @@ from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Say
 from studies.execution.interim import Interim
 from studies.execution.optuna_file import write_optuna
-from studies.execution.records import current_records
+from studies.execution.records import sound_record
 from studies.execution.started import TRIALS, Started, join, note_ended, shared_of, start
 from studies.execution.watch import Watch
 from studies.tracking.background import Background
@@ -35,8 +35,8 @@ WAIT_SECONDS = 0.2
 
 Left = Literal["nothing", "some", "all"]
 """Of a hand's work, when it ends: trials are left after it got further with some, or with none."""
-Hire = Callable[[Started, Agenda, Say, Callable[[], None]], Hands]
-"""Makes the hands of a study; the last argument is to be called when there may be news."""
+Hire = Callable[[Started, Agenda, Say], Hands]
+"""Makes the hands of a study."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def run_study(
             note_ended(run)
             if agenda.search is not None:
                 display.line(*agenda.search.summary(agenda.plan))
-            records = current_records(run.folder, agenda.plan)
+            records = [agenda.settled[cell.arm, cell.seed] for cell in agenda.plan]
             judged = verdicts(agenda.compared, run.folder, agenda.plan)
             searched = agenda.search.optuna if agenda.search else None
             write_optuna(agenda.compared, run.folder, agenda.plan, records, searched)
@@ -146,7 +146,8 @@ def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking
     cached = {stage.key: stage for cell in missing for stage in shared_of(run.stages(cell)) if stage.cached}
     for key, stage in cached.items():
         display.line(f"{stage.stage:<9} cached ({key})", "dim")
-    hands = hire(run, agenda, display.line, watch.poll)
+    hands = hire(run, agenda, display.line)
+    hands.on_status = watch.poll
     tracking.begin()
     with display:
         try:
@@ -172,9 +173,8 @@ def _sender(run: Started, agenda: Agenda) -> Callable[..., Synced | None]:
 
 def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
     """Refuse the first trial that has to run and cannot fit. Raises `UserError`."""
-    done = {(record.arm, record.seed) for record in current_records(run.folder, plan)}
-    missing = [cell for cell in plan if (cell.arm, cell.seed) not in done]
-    alike = {seeded(cell.config, Replicate(0, 0, 0), tuple(LINKS)).model_dump_json(): cell for cell in missing[::-1]}
+    missing = [cell for cell in plan if sound_record(run.folder, cell) is None]
+    alike = {seeded(cell.config, 0, tuple(LINKS)).model_dump_json(): cell for cell in missing[::-1]}
     for cell in list(alike.values())[::-1]:
         run.module.check_budget(cell.config, cell.label)
 
@@ -182,5 +182,5 @@ def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
 def trial_count(study: Study) -> int:
     """Trials in all; of a search, with as many confirmed as it asks for."""
     if study.search is None:
-        return len(study.arm_overrides()) * len(study.replicates)
+        return len(study.arm_overrides()) * len(study.seeds)
     return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)

@@ -108,8 +108,8 @@ def check_columns(own: Map, stated: Mapping[str, Any], columns: Collection[str])
         keys |= {f"{section}.{ours}": theirs.key for ours, theirs in named.items() if theirs}
     lost = {at: key[0] for at, key in keys.items() if not first(key, columns)}
     if lost:
-        told = "; ".join(f"{at}: no log has '{key}'{nearest(key, columns)}" for at, key in lost.items())
-        raise UserError(f"map: {told}; columns: {', '.join(columns)}")
+        words = "; ".join(f"{at}: no log has '{key}'{nearest(key, columns)}" for at, key in lost.items())
+        raise UserError(f"map: {words}; columns: {', '.join(columns)}")
 
 
 def first(keys: Iterable[str], columns: Container[object]) -> str | None:

@@ -94,15 +94,15 @@ def lines(problems: Iterable[Problem]) -> list[str]:
     groups: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         groups.setdefault((problem["kind"], problem["column"]), []).append(problem)
-    told = []
+    found = []
     for one, *others in groups.values():
         more = len({other["file"] for other in others} - {one["file"]})
         where = f"{one['file']}, {one['place']}" if one["place"] else one["file"]
         ours = f" ({one['metric']})" if one["metric"] not in ("", one["column"]) else ""
         same = f" (and the same in {more:,} other log{'s' * (more > 1)})" if more else ""
         often = f"{one['count']:,} of {one['of']:,} values{same}"
-        told.append(f"{where}: {one['column']}{ours} = {one['value']}: {one['why']}; {often}")
-    return told
+        found.append(f"{where}: {one['column']}{ours} = {one['value']}: {one['why']}; {often}")
+    return found
 
 
 def caveats(records: Sequence[TrialRecord], problems: Iterable[Problem]) -> list[str]:

@@ -27,8 +27,8 @@ from starlette.routing import Route
 from pipeline.config.messages import validated
 from pipeline.config.names import nearest
 from pipeline.models import cpu
+from pipeline.models.process import quiet_libraries
 from pipeline.run.layout import Layout
-from pipeline.stages.common import quiet_libraries
 from pipeline.wording import shown
 from studies.serving.batching import COMPLETIONS, Completion, Refused, Server
 from studies.serving.weights import find

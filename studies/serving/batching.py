@@ -20,14 +20,14 @@ from pipeline.errors import Fault, UserError
 from pipeline.faults import in_words
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.loading import CausalLM, freeze
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import response_hidden
 from pipeline.models.precision import Precision
-from pipeline.models.pretrained_tokenizer import load_tokenizer
 from pipeline.models.sampling import sample, tokenize_prompts
 from pipeline.models.seeding import uniforms
-from pipeline.resources.out_of_memory import Room
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
-from pipeline.stages.common import judge_of, reward_of
+from pipeline.rewards.stored import judge_of, reward_of
 from pipeline.stages.evaluate import drift
 from studies.serving.weights import Folder, Trial
 

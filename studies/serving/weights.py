@@ -16,12 +16,12 @@ from pipeline.errors import Damaged, UserError
 from pipeline.models.adapters import choose_trained, merged
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.quantization import load_quantized
+from pipeline.resources.ledger import KEPT
+from pipeline.rewards.new_actor import POLICY_KEY, load_reference
 from pipeline.run import dag
 from pipeline.run.layout import Layout, safe
 from pipeline.run.store import Store, checked, file_digest, read_manifest
-from pipeline.stages import STAGES
-from pipeline.stages.new_actor import POLICY_KEY, load_reference
-from pipeline.stages.pausing import KEPT
+from pipeline.stages.graph import STAGES
 from pipeline.training.checkpoint import checkpoints
 from studies.definition.design import cells
 from studies.definition.schema import Study

@@ -92,17 +92,19 @@ class Runs:
         own = {"identity": key.rpartition("__")[2]} | ({"origin": self._origin} if self._origin else {})
         query = " AND ".join([f"attributes.run_name = '{name}'", *(f"tags.{tag} = '{own[tag]}'" for tag in own)])
         own |= {"mlflow.parentRunId": self.states[STUDY].id} if key != STUDY else {}
-        texts = {**tags, **own, "mlflow.source.name": "ablate"}
+        texts = {name: text[:MAX_VALUE] for name, text in {**tags, **own, "mlflow.source.name": "ablate"}.items()}
         found = self.client.search_runs([self.experiment], query)
+        known = _tags(texts) if found else []  # a new run has them
         if not found:
-            self.client.create_run(self.experiment, run_name=name, tags=texts)
-            found = self.client.search_runs([self.experiment], query)
+            found = [self.client.create_run(self.experiment, run_name=name, tags=texts)]
+            if self._server:  # of a request whose answer is lost, the client asks again
+                found = self.client.search_runs([self.experiment], query)
         first, *others = (run.info for run in found)
         for other in others:
             self.client.delete_run(other.run_id)
         content = [Param(name, str(value)[:MAX_VALUE]) for name, value in params.items()]
         for start in range(0, len(content) or 1, MAX_PARAMS):
-            self.client.log_batch(first.run_id, params=content[start : start + MAX_PARAMS], tags=_tags(texts))
+            self.client.log_batch(first.run_id, params=content[start : start + MAX_PARAMS], tags=known)
         self.states[key] = Run(first.run_id, first.start_time, RUNNING if first.status == "RUNNING" else "")
 
     def attempt(self, key: str, send: Callable[[], None]) -> None:
@@ -152,7 +154,9 @@ class Runs:
         from mlflow.entities import Metric
 
         run = self.states[key]
-        has, at, now = self.client.get_run(run.id).data.metrics, max(step, run.step), int(time.time() * 1000)
+        ended = run.shown not in (RUNNING, INTERRUPTED)  # before: its summary may be there, with other values
+        has = self.client.get_run(run.id).data.metrics if ended else {}
+        at, now = max(step, run.step), int(time.time() * 1000)
         new = {name: value for name, value in summary.items() if math.isfinite(value) and has.get(name) != value}
         points = [Metric(name, value, now if name in has else run.began_ms + at, at) for name, value in new.items()]
         self.client.log_batch(run.id, metrics=points, tags=_tags({**tags, "status": status}))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contender import CONTENDERS, NEWER_TRL
-from benchmarks.report import Run, show
+from benchmarks.report import show
 from benchmarks.sizes import SAMPLER
 
 from pipeline.models.cpu import HUGE_PAGES
@@ -35,21 +35,13 @@ HOW = (
 def main() -> None:
     options = _options()
     turns = [(size, name) for size in options.size for _ in range(options.rounds) for name in options.contender]
-    runs = [Run(_run(name, size, options)) for size, name in turns]
+    runs = [_run(name, size, options) for size, name in turns]
     start_up = _start_up()
     show(runs, start_up)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    settings = {
-        "device": options.device,
-        "precision": options.precision,
-        "threads": options.threads,
-        "sampler": options.sampler,
-        "small_pages": options.small_pages,
-        "rounds": options.rounds,
-    }
-    options.out.write_text(
-        json.dumps({**settings, "start_up_s": start_up, "runs": [run.raw for run in runs]}, indent=1)
-    )
+    kept = ("device", "precision", "threads", "sampler", "small_pages", "rounds")
+    settings = {name: getattr(options, name) for name in kept}
+    options.out.write_text(json.dumps({**settings, "start_up_s": start_up, "runs": runs}, indent=1))
     print(f"\n{options.out}")
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from pipeline.resources.machine import peak_gib
 
 PHASES = ("generate", "score", "train", "log", "selfcheck", "rest")
 CLOCKS = ("wall", "cpu")
@@ -67,7 +69,7 @@ class Meter:
         self.updates.append(self._current)
         self._current = _fresh()
         if len(self.updates) == 1 + self.measured:
-            self.peak_bytes = self.high_water()
+            self.peak_bytes = int(peak_gib(self.device.type == "cuda") * 2**30)
             self._counter = FlopCounterMode(display=False, custom_mapping=CPU_ATTENTION)
             self._counter.__enter__()
         elif self._counter is not None:
@@ -75,25 +77,10 @@ class Meter:
             self._counter = None
 
     def result(self) -> dict[str, Any]:
-        """Seconds of each measured update, operations of one, and the high-water mark of memory, before anything was
+        """Seconds of each measured update, operations of one, and the high-water mark of memory before anything was
         counted."""
-        return {
-            "first": self.updates[0],
-            "updates": self.updates[1 : 1 + self.measured],
-            "flops": self.flops,
-            "peak_bytes": self.peak_bytes,
-        }
-
-    def high_water(self) -> int:
-        """Most memory ever held: by the allocator of a GPU, or resident in this process; bytes."""
-        if self.device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated())
-        status = Path("/proc/self/status")
-        if status.exists():  # the kernel's other figure, ru_maxrss, starts at that of the process that started this one
-            return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
-        import resource
-
-        return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        updates = self.updates[1 : 1 + self.measured]
+        return {"first": self.updates[0], "updates": updates, "flops": self.flops, "peak_bytes": self.peak_bytes}
 
 
 def _fresh() -> dict[str, dict[str, float]]:
@@ -118,6 +105,15 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
             torch.cuda.synchronize()
         spent.append((time.perf_counter() - before[0], time.process_time() - before[1]))
     return {clock: 2 * size**3 / min(column) for clock, column in zip(CLOCKS, zip(*spent, strict=True), strict=True)}
+
+
+def free_seconds(times: np.ndarray, slots: int) -> np.ndarray:
+    """How long the places stay free: the k-th trial to end makes room for the one that starts as number k + `slots`.
+
+    `times`: a row per trial with its begin and its end, in seconds.
+    """
+    begins, ends = np.sort(times[:, 0]), np.sort(times[:, 1])
+    return np.asarray(begins[slots:] - ends[: len(ends) - slots])
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:

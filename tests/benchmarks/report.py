@@ -2,213 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import pandas as pd
 
 GIB = 2**30
-PEERS = {"ours-shared": "trl-ppo", "ours-separate": "trl-ppo", "ours-grpo": "trl-grpo", "ours-rloo": "trl-rloo"}
-"""The same algorithm in TRL."""
 SHARED = "ours-shared"
+PEERS = {SHARED: "trl-ppo", "ours-separate": "trl-ppo", "ours-grpo": "trl-grpo", "ours-rloo": "trl-rloo"}
+"""The same algorithm in TRL."""
 CRITICS = {SHARED: "shared", "ours-separate": "separate", "trl-ppo": "separate"}
 """Of those that have one."""
 SPEED = {"ours-shared": 3.0, "ours-separate": 2.0, "ours-grpo": 3.0, "ours-rloo": 3.0}
 """Least episodes/s, as a multiple of the peer's."""
 CRITIC_FREE = 1.25
 """The same without a critic, as a multiple of that with a shared one."""
-MEMORY = {"32k": 0.5, "32k-eos": 0.5, "qwen0.5b": 0.5}
-"""Most peak memory with a critic, as a share of the peer's."""
-TRIAL_STEPS = 2_048
-"""Gradient steps of a trial of the default profile, over which what is done once is spread."""
-UPDATE_STEPS = 16
+MEMORY, MEMORY_SIZES = 0.5, ("32k", "32k-eos", "qwen0.5b")
+"""Most peak memory with a critic, as a share of the peer's, and the sizes at which that is asked."""
+TRIAL_UPDATES = 2_048 / 16
+"""Of a trial of the default profile, over which what is done once is spread."""
 ONCE = 0.01
+"""Most of a trial that is spent on logging, or on checking itself."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one contender did in one round."""
-
-    raw: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return str(self.raw["contender"])
-
-    @property
-    def size(self) -> str:
-        return str(self.raw["size"])
-
-    def seconds(self, clock: str, phase: str | None = None) -> float:
-        """Of a measured update, the median; of one phase, or of all."""
-        return median(sum(one[clock].values()) if phase is None else one[clock][phase] for one in self.raw["updates"])
-
-    def episodes_per_second(self, clock: str = "wall") -> float:
-        return float(self.raw["episodes"]) / self.seconds(clock)
-
-    def of_peak(self, phase: str) -> float:
-        """Counted operations over seconds, as a fraction of the matrix-product peak of the same process, by the same
-        clock."""
-        clock = "cpu" if self.raw["device"] == "cpu" else "wall"
-        seconds = self.seconds(clock, phase)
-        return float(self.raw["flops"][phase]) / seconds / float(self.raw["matrix_peak"][clock]) if seconds else 0.0
-
-    @property
-    def peak_gib(self) -> float:
-        return float(self.raw["peak_bytes"]) / GIB
-
-    @property
-    def working_gib(self) -> float:
-        """Peak above what was held when everything was built."""
-        return float(self.raw["peak_bytes"] - self.raw["built_bytes"]) / GIB
+def frame(runs: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """A row of figures for each run; seconds are medians over its measured updates."""
+    rows = []
+    for run in runs:
+        phases = {
+            clock: {p: median(one[clock][p] for one in run["updates"]) for p in run["flops"]} for clock in run["first"]
+        }
+        whole = {clock: median(sum(one[clock].values()) for one in run["updates"]) for clock in run["first"]}
+        clock = "cpu" if run["device"] == "cpu" else "wall"
+        row = {
+            "size": run["size"], "contender": run["contender"], "trl": run["trl"] or "",
+            "episodes/s": run["episodes"] / whole["wall"], "episodes/CPU s": run["episodes"] / whole["cpu"],
+            "peak [GiB]": run["peak_bytes"] / GIB,
+            "above what was built [GiB]": (run["peak_bytes"] - run["built_bytes"]) / GIB,
+            "logging": phases["wall"]["log"] / whole["wall"],
+            "checking itself": run["first"]["wall"]["selfcheck"] / (TRIAL_UPDATES * whole["wall"]),
+        }  # fmt: skip
+        for phase in run["flops"]:
+            row[f"{phase} [s]"] = phases["wall"][phase]
+        for phase in (
+            "generate",
+            "score",
+            "train",
+        ):  # of the matrix-product peak of the same process, by the same clock
+            seconds = phases[clock][phase]
+            row[f"{phase} / peak"] = run["flops"][phase] / seconds / run["matrix_peak"][clock] if seconds else 0.0
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.assign(round=table.groupby(["size", "contender"]).cumcount())
 
 
-@dataclass(frozen=True)
-class Spread:
-    """A figure over the rounds."""
-
-    values: list[float]
-
-    def __str__(self) -> str:
-        middle, low, high = median(self.values), min(self.values), max(self.values)
-        return f"{middle:.3g} ({low:.3g} to {high:.3g})"
+def spread(values: pd.Series | Sequence[float]) -> str:
+    """Median, least and greatest over the rounds."""
+    return f"{median(values):.3g} ({min(values):.3g} to {max(values):.3g})" if len(values) else ""
 
 
-def show(runs: list[Run], start_up: float) -> None:
+def ratios(here: pd.DataFrame, name: str, peer: str | None, figure: str) -> pd.Series:
+    """Of one contender to another, round by round; none where one of them did not run."""
+    one, other = (here[here.contender == which].set_index("round")[figure] for which in (name, peer))
+    return (one / other).dropna()
+
+
+def show(runs: Sequence[dict[str, Any]], start_up: float) -> None:
     """Print everything."""
-    console = Console(width=190)
-    for size in dict.fromkeys(run.size for run in runs):
-        here = [run for run in runs if run.size == size]
-        console.print(_speeds(size, here))
-        console.print(_phases(here))
-    for line in goals(runs):
-        console.print(line, highlight=False)
-    console.print(f"ablate --help: {start_up:.2f} s", highlight=False)
+    table = frame(runs)
+    with pd.option_context("display.width", 250, "display.max_columns", None):
+        for size, here in table.groupby("size", sort=False):
+            first = next(run for run in runs if run["size"] == size)
+            print(
+                f"\n{size}: {first['parameters'] / 1e6:.2f} M parameters, {first['episodes']} episodes an update, 4 x 4"
+                f" mini-batches, {first['threads']} thread(s); median (least to greatest) of n ="
+                f" {here['round'].max() + 1} rounds"
+            )
+            speeds, phases = [], []
+            for name, own in here.groupby("contender", sort=False):
+                peer = PEERS.get(str(name))
+                speeds.append(
+                    {
+                        "contender": f"{name} {own.trl.iloc[0]}".strip(),
+                        "critic": CRITICS.get(str(name), "none"),
+                        "episodes/s": spread(own["episodes/s"]),
+                        "x shared": spread(ratios(here, str(name), SHARED, "episodes/s"))
+                        if peer and name != SHARED
+                        else "",
+                        "x TRL": spread(ratios(here, str(name), peer, "episodes/s")),
+                        "x TRL by CPU time": spread(ratios(here, str(name), peer, "episodes/CPU s")),
+                        "peak memory [GiB]": spread(own["peak [GiB]"]),
+                        "x TRL's peak": spread(ratios(here, str(name), peer, "peak [GiB]")),
+                        "above what was built [GiB]": spread(own["above what was built [GiB]"]),
+                    }
+                )
+                columns = [one for one in own if one.endswith((" [s]", " / peak")) and here[one].max() > 0]
+                phases.append({"contender": name, **{one: f"{own[one].median():.3g}" for one in columns}})
+            for rows in (speeds, phases):
+                print(pd.DataFrame(rows).to_string(index=False))
+    print(*goals(table), f"ablate --help: {start_up:.2f} s", sep="\n")
 
 
-def _speeds(size: str, runs: list[Run]) -> Table:
-    first = runs[0].raw
-    table = Table(
-        "contender",
-        "critic",
-        "episodes/s",
-        "x shared",
-        "x TRL",
-        "x TRL by CPU time",
-        "peak memory [GiB]",
-        "x TRL",
-        "above what was built [GiB]",
-        title=(
-            f"{size}: {first['parameters'] / 1e6:.2f} M parameters, {first['episodes']} episodes an update, 4 x 4"
-            f" mini-batches, {first['threads']} thread(s); median (least to greatest) of n ="
-            f" {sum(run.name == runs[0].name for run in runs)} rounds"
-        ),
-    )
-    for name in dict.fromkeys(run.name for run in runs):
-        table.add_row(
-            _label(runs, name),
-            CRITICS.get(name, "none"),
-            str(_over(runs, name, Run.episodes_per_second)),
-            "" if name in PEERS.values() else _times(runs, name, SHARED, Run.episodes_per_second),
-            _against(runs, name, Run.episodes_per_second),
-            _against(runs, name, lambda run: run.episodes_per_second("cpu")),
-            str(_over(runs, name, lambda run: run.peak_gib)),
-            _against(runs, name, lambda run: run.peak_gib),
-            str(_over(runs, name, lambda run: run.working_gib)),
-        )
-    return table
-
-
-def _phases(runs: list[Run]) -> Table:
-    phases = [phase for phase in runs[0].raw["flops"] if any(run.seconds("wall", phase) > 0 for run in runs)]
-    table = Table(
-        "an update",
-        *(f"{phase} [s]" for phase in phases),
-        *(f"{phase} / peak" for phase in ("generate", "score", "train")),
-    )
-    for name in dict.fromkeys(run.name for run in runs):
-        seconds = (f"{median(run.seconds('wall', phase) for run in runs if run.name == name):.3g}" for phase in phases)
-        share = (
-            f"{median(run.of_peak(phase) for run in runs if run.name == name):.0%}"
-            for phase in ("generate", "score", "train")
-        )
-        table.add_row(name, *seconds, *share)
-    return table
-
-
-def goals(runs: list[Run]) -> list[str]:
+def goals(table: pd.DataFrame) -> list[str]:
     """One line a goal: met or missed in every round, or unclear. Nothing is hidden and nothing fails."""
     lines = []
-    for size in dict.fromkeys(run.size for run in runs):
-        here = [run for run in runs if run.size == size]
-        for name in dict.fromkeys(run.name for run in here if run.name in PEERS):
-            lines += _speed(here, name, PEERS[name], SPEED[name], "TRL's")
-            if name not in CRITICS:
-                lines += _speed(here, name, SHARED, CRITIC_FREE, f"{SHARED}'s")
-            memory = _ratios(here, name, PEERS[name], lambda run: run.peak_gib)
-            if memory and size in MEMORY and name in CRITICS:
-                goal = f"{size}: {name} at most {MEMORY[size]:g} x TRL's peak memory"
-                lines.append(f"{_verdict(memory, MEMORY[size])}  {goal}: {Spread(memory)}")
-            for what, shares in _overheads(_named(here, name)).items():
-                percent = Spread([100 * share for share in shares])
-                lines.append(
-                    f"{_verdict(shares, ONCE)}  {size}: {name} spends at most {ONCE:.0%} of a trial on {what}:"
-                    f" {percent} %"
-                )
+    for size, here in table.groupby("size", sort=False):
+        for name in dict.fromkeys(here.contender[here.contender.isin(PEERS)]):
+            speeds = [(PEERS[name], SPEED[name], "TRL's")]
+            speeds += [] if name in CRITICS else [(SHARED, CRITIC_FREE, f"{SHARED}'s")]
+            for peer, least, whose in speeds:
+                if len(found := ratios(here, name, peer, "episodes/s")):
+                    by_cpu = spread(ratios(here, name, peer, "episodes/CPU s"))
+                    goal = f"{size}: {name} at least {least:g} x {whose} episodes/s"
+                    lines.append(f"{_verdict(found >= least)}  {goal}: {spread(found)}; by CPU time {by_cpu}")
+            memory = ratios(here, name, PEERS[name], "peak [GiB]")
+            if len(memory) and size in MEMORY_SIZES and name in CRITICS:
+                goal = f"{size}: {name} at most {MEMORY:g} x TRL's peak memory"
+                lines.append(f"{_verdict(memory <= MEMORY)}  {goal}: {spread(memory)}")
+            for what in ("logging", "checking itself"):
+                share = here[here.contender == name][what]
+                goal = f"{size}: {name} spends at most {ONCE:.0%} of a trial on {what}"
+                lines.append(f"{_verdict(share <= ONCE)}  {goal}: {spread(100 * share)} %")
     return lines
 
 
-def _speed(runs: list[Run], name: str, peer: str, least: float, whose: str) -> list[str]:
-    """The line of one goal of speed; none where one of the two did not run."""
-    speeds = _ratios(runs, name, peer, Run.episodes_per_second)
-    if not speeds:
-        return []
-    by_cpu = Spread(_ratios(runs, name, peer, lambda run: run.episodes_per_second("cpu")))
-    goal = f"{runs[0].size}: {name} at least {least:g} x {whose} episodes/s"
-    return [f"{_verdict(speeds, least, least=True)}  {goal}: {Spread(speeds)}; by CPU time {by_cpu}"]
-
-
-def _overheads(runs: list[Run]) -> dict[str, list[float]]:
-    """Fractions of a trial, of each run; what is done once in it is spread over the steps of a whole one."""
-    updates = TRIAL_STEPS / UPDATE_STEPS
-    return {
-        "logging": [run.seconds("wall", "log") / run.seconds("wall") for run in runs],
-        "checking itself": [run.raw["first"]["wall"]["selfcheck"] / (updates * run.seconds("wall")) for run in runs],
-    }
-
-
-def _verdict(values: list[float], goal: float, least: bool = False) -> str:
+def _verdict(met: pd.Series) -> str:
     """Unclear where some rounds meet the goal and others do not: then the machine was not quiet enough to tell."""
-    met = [value >= goal if least else value <= goal for value in values]
-    return f"{'met' if all(met) else 'unclear' if any(met) else 'falls short':11s}"
-
-
-def _over(runs: list[Run], name: str, figure: Callable[[Run], float]) -> Spread:
-    return Spread([figure(run) for run in runs if run.name == name])
-
-
-def _ratios(runs: list[Run], name: str, peer: str, figure: Callable[[Run], float]) -> list[float]:
-    """Of one contender to another, round by round; none where one of them did not run."""
-    return [figure(one) / figure(other) for one, other in zip(*(_named(runs, n) for n in (name, peer)), strict=False)]
-
-
-def _named(runs: list[Run], name: str) -> list[Run]:
-    return [run for run in runs if run.name == name]
-
-
-def _against(runs: list[Run], name: str, figure: Callable[[Run], float]) -> str:
-    return _times(runs, name, PEERS[name], figure) if name in PEERS else ""
-
-
-def _times(runs: list[Run], name: str, peer: str, figure: Callable[[Run], float]) -> str:
-    ratios = [] if name == peer else _ratios(runs, name, peer, figure)
-    return str(Spread(ratios)) if ratios else ""
-
-
-def _label(runs: list[Run], name: str) -> str:
-    """The name, with the version of TRL where it is TRL's."""
-    version = _named(runs, name)[0].raw["trl"]
-    return name if version is None else f"{name} {version}"
+    return f"{'met' if met.all() else 'unclear' if met.any() else 'falls short':11s}"

@@ -26,7 +26,6 @@ SAMPLER = "BENCH_SAMPLER"
 class Size:
     """One scale. Every prompt has its full length, and so has every response unless the network can end it."""
 
-    about: str
     model: ModelConfig
     vocab: int
     prompt: int
@@ -43,22 +42,13 @@ class Size:
 
         `kind`: the critic of PPO, or the name of an algorithm without one.
         """
-        return load_config(
-            "tiny",
-            {
-                "train.steps": (self.measured + 2) * 16,
-                "train.batch_size": self.batch,
-                "train.num_mini_batches": 4,
-                "train.num_epochs": 4,
-                "train.response_length": self.response,
-                "train.missing_eos": "none",
-                **({"critic.kind": kind} if kind in CRITICS else {"algorithm": kind}),
-                "runtime.micro_batch_size": self.batch // 4,
-                "runtime.rollout_batch_size": self.batch,
-                "runtime.checkpoint_updates": 10**6,
-                "runtime.sampler": os.environ.get(SAMPLER, "auto"),
-            },
-        )
+        changes = {
+            "train.steps": (self.measured + 2) * 16, "train.batch_size": self.batch, "train.num_mini_batches": 4,
+            "train.num_epochs": 4, "train.response_length": self.response, "train.missing_eos": "none",
+            "runtime.micro_batch_size": self.batch // 4, "runtime.rollout_batch_size": self.batch,
+            "runtime.checkpoint_updates": 10**6, "runtime.sampler": os.environ.get(SAMPLER, "auto"),
+        }  # fmt: skip
+        return load_config("tiny", {**changes, "critic.kind" if kind in CRITICS else "algorithm": kind})
 
     def network(self) -> Qwen2ForCausalLM:
         """Random weights, the same at every call; where responses end, a bias of the head makes them."""
@@ -74,40 +64,22 @@ class Size:
         return torch.randint(2, self.vocab, (4 * self.batch, self.prompt), generator=stream("bench prompts"))
 
 
-TINY = Size("the policy of the default profile", load_config("tiny").model, 700, 8, 32, measured=4)
-WIDE = Size(
-    "a vocabulary of 32,000",
-    ModelConfig(hidden_size=256, layers=2, heads=4, intermediate_size=704),
-    32_000,
-    32,
-    48,
-    measured=1,
-)
+def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> ModelConfig:
+    return ModelConfig(hidden_size=hidden, layers=layers, heads=heads, intermediate_size=intermediate)
+
+
+TINY = Size(load_config("tiny").model, 700, 8, 32, measured=4)
+WIDE = Size(_sizes(256, 2, 4, 704), 32_000, 32, 48, measured=1)
 SIZES = {
-    "smoke": Size(
-        "a test of the benchmark",
-        ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32),
-        50,
-        4,
-        6,
-        1,
-        batch=8,
-    ),
+    "smoke": Size(_sizes(16, 1, 2, 32), 50, 4, 6, measured=1, batch=8),
     "tiny": TINY,
     "32k": WIDE,
-    "tiny-eos": replace(
-        TINY, about="the same; responses of 18 tokens on average, about as long as those of the task", ends=24
-    ),
-    "32k-eos": replace(WIDE, about="the same; responses of 29 tokens on average", ends=36),
-    "qwen0.5b": Size(
-        "the shape of Qwen1.5-0.5B; needs a GPU",
-        ModelConfig(hidden_size=1024, layers=24, heads=16, intermediate_size=2816),
-        151_936,
-        64,
-        128,
-        measured=2,
-    ),
+    "tiny-eos": replace(TINY, ends=24),
+    "32k-eos": replace(WIDE, ends=36),
+    "qwen0.5b": Size(_sizes(1024, 24, 16, 2816), 151_936, 64, 128, measured=2),
 }
+"""A test of the benchmark; the policy of the default profile; a vocabulary of 32,000; both with responses that end
+(after 18 tokens, about as many as those of the task, and 29 on average); the shape of Qwen1.5-0.5B, for a GPU."""
 
 
 def reward(ids: Tensor) -> Tensor:

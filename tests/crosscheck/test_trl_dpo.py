@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tinytrial import preset, trainer
+from tinytrial import moved, preset, trainer
 from trl import DPOTrainer
 
 from pipeline.models.policy import flush_left
 from pipeline.training.experience import Experience
 from pipeline.training.trainer import Trainer
-from pipeline.training.update import accumulate
 
 BETA, ROWS = 0.3, [6, 7, 0, 1, 4, 5]
 LOSSES = {
@@ -25,15 +24,6 @@ LOSSES = {
 }
 SCALE = {"dpo": 1 / BETA, "ipo": BETA}
 """Of our gradient: the slope at margin 0 is the same for every beta."""
-
-
-def moved(folder: Path, knobs: dict[str, Any]) -> tuple[Trainer, Experience]:
-    one = trainer(folder, runtime={"micro_batch_size": 4}, kl__beta=BETA, **knobs)
-    experience = one._experience(one._rollout())
-    with torch.no_grad():
-        for seed, parameter in enumerate(one.actor.lm.parameters()):
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed)))
-    return one, experience
 
 
 def same(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,19 +46,11 @@ def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float,
     }
     logged = {"train": defaultdict(list)}
     its = SimpleNamespace(
-        model=SimpleNamespace(training=True),
+        model=SimpleNamespace(training=True), aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=True,
         accelerator=SimpleNamespace(device=tokens.device, gather=same, gather_for_metrics=same),
-        aux_loss_enabled=False,
-        ld_alpha=None,
-        precompute_ref_logps=True,
-        f_divergence_type="reverse_kl",
-        loss_types=[loss_type],
-        loss_weights=[1.0],
-        beta=BETA,
-        use_weighting=False,
-        _metrics=logged,
-        _total_train_tokens=0,
-    )
+        f_divergence_type="reverse_kl", loss_types=[loss_type], loss_weights=[1.0], beta=BETA, use_weighting=False,
+        _metrics=logged, _total_train_tokens=0,
+    )  # fmt: skip
     loss = DPOTrainer._compute_loss(its, one.actor.lm, inputs, False)
     gradient = torch.autograd.grad(loss, list(one.actor.lm.parameters()))
     return loss.item(), logged["train"], list(gradient)
@@ -77,9 +59,11 @@ def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float,
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_agree(tmp_path: Path, name: str) -> None:
     loss_type, knobs = LOSSES[name]
-    one, experience = moved(tmp_path, knobs)
+    one = trainer(tmp_path, runtime={"micro_batch_size": 4}, kl__beta=BETA, **knobs)
+    experience = one._experience(one._rollout())
+    moved(one, 0.05)
     expected, logged, gradient = theirs(one, experience, loss_type)
-    ours = accumulate(experience, torch.tensor(ROWS), one.learner)
+    ours = one.learner.accumulate(experience, torch.tensor(ROWS))
     assert ours["policy/pg_loss"] == pytest.approx(expected, rel=1e-5)
     assert ours["pairs/chosen_logprobs"] == pytest.approx(logged["logps/chosen"][0], rel=1e-5)
     assert ours["pairs/rejected_logprobs"] == pytest.approx(logged["logps/rejected"][0], rel=1e-5)

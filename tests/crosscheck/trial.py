@@ -31,24 +31,12 @@ RAGGED = (8, 3, 5, 1, 8, 7, 2, 6, 4, 8, 5, 3, 7, 1, 6, 2)
 def settings(**changes: Any) -> TrialConfig:
     """One update of 2 epochs x 2 mini-batches, with a clip range that bites, at a constant learning rate."""
     plain: dict[str, Any] = {
-        "train__steps": 4,
-        "train__batch_size": BATCH,
-        "train__num_mini_batches": 2,
-        "train__num_epochs": 2,
-        "train__response_length": WIDTH,
-        "optimiser__lr": 3e-3,
-        "optimiser__lr_schedule": "constant",
-        "optimiser__max_grad_norm": 1e9,
-        "critic__kind": "separate",
-        "optimiser__clip_norms": "together",
-        "kl__beta": 0.1,
-        "algorithm__cliprange": 0.02,
-        "critic__cliprange": 0.01,
-        "algorithm__gae_lambda": 0.8,
-        "algorithm__gamma": 0.9,
-        "critic__vf_coef": 0.3,
-        "train__missing_eos": "none",
-    }
+        "train__steps": 4, "train__batch_size": BATCH, "train__num_mini_batches": 2, "train__num_epochs": 2,
+        "train__response_length": WIDTH, "train__missing_eos": "none", "optimiser__lr": 3e-3,
+        "optimiser__lr_schedule": "constant", "optimiser__max_grad_norm": 1e9, "optimiser__clip_norms": "together",
+        "critic__kind": "separate", "critic__cliprange": 0.01, "critic__vf_coef": 0.3, "kl__beta": 0.1,
+        "algorithm__clip__epsilon": 0.02, "algorithm__gae_lambda": 0.8, "algorithm__gamma": 0.9,
+    }  # fmt: skip
     return trial_config(**(plain | changes))
 
 
@@ -85,11 +73,6 @@ class Case:
     def one_more(self) -> Tensor:
         """(B, T) valid response tokens and the slot after each response, where there is one."""
         return response_mask(self.episodes.lengths + 1, self.mask.shape[1])
-
-    @property
-    def scores(self) -> Tensor:
-        """(B,) of the cut responses."""
-        return self.seen.update["scores"]
 
 
 def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None, **changes: Any) -> Case:

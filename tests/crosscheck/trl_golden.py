@@ -1,4 +1,4 @@
-"""What TRL's GRPO, RLOO and A*-PO trainers compute on seeded tensors, saved for the tests that import `saved.py`.
+"""What TRL's GRPO, RLOO and A*-PO trainers compute on seeded tensors, saved for `test_trl_golden.py`.
 
 TRL 1.16 and the version that this project pins cannot share an environment; it gets one of its own, in two commands:
 
@@ -23,9 +23,9 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import argparse
 import json
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -55,36 +55,30 @@ TEXT, PAD, EOS = 29, 30, 31
 """Numbers of tokens."""
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """Settings of TRL."""
 
     method: str
     settings: dict[str, Any]
-    responses: int = EACH
-    """To one prompt."""
-    micro_batches: int = 1
+    micro_batches: int
     """Of a mini-batch."""
-    losses: bool = True
+    losses: bool
     """Whether losses are of interest, beside advantages."""
-    all_settings: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        size = len(MINI_BATCHES[0]) // self.micro_batches
-        fixed = {
-            "num_generations": self.responses,
-            "max_completion_length": LONGEST,
-            "per_device_train_batch_size": size,
-            "gradient_accumulation_steps": self.micro_batches,
-            "generation_batch_size": RESPONSES,
-            "num_iterations": 2,
-        }
-        object.__setattr__(self, "all_settings", fixed | self.settings)
 
 
-def grpo(**settings: Any) -> Case:
+def rloo(responses: int = EACH, micro_batches: int = 1, losses: bool = True, method: str = "rloo", **own: Any) -> Case:
+    """Settings of RLOO, with so many responses to one prompt."""
+    fixed = {
+        "num_generations": responses, "max_completion_length": LONGEST,
+        "per_device_train_batch_size": len(MINI_BATCHES[0]) // micro_batches,
+        "gradient_accumulation_steps": micro_batches, "generation_batch_size": RESPONSES, "num_iterations": 2,
+    }  # fmt: skip
+    return Case(method, {**fixed, "beta": 0.3, **own}, micro_batches, losses)
+
+
+def grpo(**own: Any) -> Case:
     """Settings of GRPO; the KL estimator is k3 without a ratio unless it is asked for."""
-    return Case("grpo", {"beta": 0.3, "loss_type": "grpo", "use_bias_correction_kl": False, **settings})
+    return rloo(method="grpo", **{"beta": 0.3, "loss_type": "grpo", "use_bias_correction_kl": False, **own})
 
 
 TOKENS = {"loss_type": "bnpo"}
@@ -103,13 +97,13 @@ CASES = {
     "cispo": grpo(loss_type="cispo", epsilon_high=2.0),
     "dapo": grpo(loss_type="dapo", epsilon_high=0.28),
     "dapo_own_tokens": grpo(epsilon_high=0.28, **TOKENS),
-    "micro_batches": Case("grpo", grpo(beta=0.0, **TOKENS).settings, micro_batches=2),
-    "pairs": Case("grpo", grpo().settings, responses=2, losses=False),
-    "rloo": Case("rloo", {"beta": 0.3}),
-    "rloo_no_kl": Case("rloo", {"beta": 0.0}),
-    "rloo_high": Case("rloo", {"beta": 0.3, "epsilon_high": 3.0}),
-    "rloo_whitened": Case("rloo", {"beta": 0.3, "normalize_advantages": True}),
-    "rloo_pairs": Case("rloo", {"beta": 0.3}, responses=2, losses=False),
+    "micro_batches": grpo(beta=0.0, micro_batches=2, **TOKENS),
+    "pairs": grpo(responses=2, losses=False),
+    "rloo": rloo(),
+    "rloo_no_kl": rloo(beta=0.0),
+    "rloo_high": rloo(epsilon_high=3.0),
+    "rloo_whitened": rloo(normalize_advantages=True),
+    "rloo_pairs": rloo(responses=2, losses=False),
 }
 
 
@@ -188,7 +182,7 @@ def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
     trainer = trainer_class(
         model=Qwen2ForCausalLM.from_pretrained(folder),
         reward_funcs=score,
-        args=config(**plain(folder), **case.all_settings),
+        args=config(**plain(folder), **case.settings),
         train_dataset=Dataset.from_dict({"prompt": [str(row) for row in range(RESPONSES)]}),
         processing_class=tokenizer(),
     )
@@ -312,7 +306,7 @@ def main() -> None:
             tensors |= {f"{name}/{key}": value.detach() for key, value in found.items()}
         for name in A2PO:
             tensors |= {f"{name}/{key}": value for key, value in regressed(name, tables, Path(folder)).items()}
-    settings = {name: {"trainer": case.method, **case.all_settings} for name, case in CASES.items()}
+    settings = {name: {"trainer": case.method, **case.settings} for name, case in CASES.items()}
     settings |= {name: {"trainer": "a2po", **case} for name, case in A2PO.items()}
     versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     # One entry, since the order of several is not the same in every run.

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from helpers import mind_interrupts
 from series import Series, compared, shown, written
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -46,20 +46,7 @@ except KeyboardInterrupt:
 SETTINGS = ("--set", "train.steps=192", "--set", "runtime.checkpoint_updates=2", "--jobs", "2")
 LONGEST = 300.0
 """Seconds after which a command counts as hanging."""
-LOOK = 0.02
-PAUSE = (1.0, 12.0)
-"""Seconds for which processes are stopped or daemons away."""
 Identity = dict[str, str]
-
-
-@dataclass
-class Ending:
-    """How a command ended."""
-
-    code: int | None
-    """None: it hung."""
-    said: str
-    """On standard error and output, its last lines."""
 
 
 @dataclass
@@ -69,14 +56,12 @@ class Scene:
     folder: Path
     dice: random.Random
     name: str = "small"
+    called: str = ""
+    """Of the log, where two give the same command."""
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     sizes: tuple[int, int] = (0, 0)
     """Bytes of the output root before and after the study, where nothing disturbs it."""
-    called: str = ""
-    """Of the log, where two give the same command."""
-    server: str = ""
-    """MLflow's, where the runs go to one."""
     executor: str = "processes"
     around: ExitStack = field(default_factory=ExitStack)
     """What ends with the run: daemons and threads."""
@@ -88,44 +73,42 @@ class Scene:
         return self.folder / "out"
 
     @property
-    def log(self) -> Path:
-        return self.folder / f"{self.called or self.name}.log"
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
 
     def start(self, verb: str = "study") -> subprocess.Popen[bytes]:
         """Give the command, in a session of its own."""
         settings = (*SETTINGS, "--executor", self.executor) if verb == "study" else ()
         (self.folder / f"{self.name}.yaml").write_text(STUDY)
-        paths = os.pathsep.join((str(TESTS.parent), str(TESTS)))
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **self.environment}
-        environment.pop("MLFLOW_TRACKING_URI", None)
-        if self.server:
-            environment["MLFLOW_TRACKING_URI"] = self.server
-        with self.log.open("wb") as log:
+        paths = {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))), "OMP_NUM_THREADS": "1"}
+        environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+        with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND, verb, f"{self.name}.yaml", "--out", str(self.root), *settings],
-                cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True,
+                cwd=self.folder, env=environment | paths | self.environment, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=log, start_new_session=True, preexec_fn=mind_interrupts,
             )  # fmt: skip
         return self.process
 
-    def ended(self) -> Ending:
-        """Wait for the end of the command."""
+    @property
+    def _log(self) -> Path:
+        return self.folder / f"{self.called or self.name}.log"
+
+    def ended(self) -> tuple[int | None, str]:
+        """Exit code of the command (None: it hung), and what it said."""
         assert self.process is not None
         try:
-            code = self.process.wait(LONGEST)
+            code: int | None = self.process.wait(LONGEST)
         except subprocess.TimeoutExpired:
             self.kill_all()
-            return Ending(None, self._tail())
-        return Ending(code, self._tail())
-
-    def _tail(self, characters: int = 4000) -> str:
-        return self.log.read_text("utf-8", "replace")[-characters:]
+            code = None
+        return code, self._log.read_text("utf-8", "replace")[-4000:]
 
     def family(self) -> list[psutil.Process]:
         """The processes that the command has started, the eldest first."""
-        assert self.process is not None
         with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid).children(recursive=True)
+            return psutil.Process(self.pid).children(recursive=True)
         return []
 
     def kill_all(self) -> None:
@@ -162,11 +145,11 @@ class Scene:
         assert self.process is not None
         began = time.monotonic()
         while self.process.poll() is None and time.monotonic() - began < LONGEST and self.marks() == before:
-            time.sleep(LOOK)
+            time.sleep(0.02)
         return time.monotonic() - began
 
 
-def identity(root: Path, study: str = "small") -> Identity:
+def identity(root: Path) -> Identity:
     """Digest of every file of the store and of what the records say, but for what speaks of time (``log/``, `cost`),
     the manifests, which list it, and what was set aside as damaged."""
     found = {}
@@ -174,7 +157,7 @@ def identity(root: Path, study: str = "small") -> Identity:
         parts = path.relative_to(root).parts
         if path.is_file() and not {"log", ".locks", ".damaged"} & {*parts} and path.name != "manifest.json":
             found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    for path in sorted((root / "studies" / study).rglob("trials/*.json")):
+    for path in sorted((root / "studies" / "small").rglob("trials/*.json")):
         record = json.loads(path.read_text())
         kept = {name: record[name] for name in ("arm", "seed", "config", "status", "steps", "stages", "summary")}
         kept["stages"] = {name: stage | {"finished": None} for name, stage in kept["stages"].items()}
@@ -182,17 +165,17 @@ def identity(root: Path, study: str = "small") -> Identity:
     return found
 
 
-def series_differ(root: Path, study: str = "small") -> Iterator[str]:
+def series_differ(root: Path) -> Iterator[str]:
     """Where the series in MLflow's database are not those of ``metrics.jsonl``: missing, double or other."""
     with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
-        for path in sorted((root / "studies" / study).rglob("trials/*.json")):
+        for path in sorted((root / "studies" / "small").rglob("trials/*.json")):
             key = json.loads(path.read_text())["stages"]["train"]["key"]
             runs = database.execute(
                 "select t.run_uuid from tags t"
-                " join tags s on s.run_uuid = t.run_uuid and s.key = 'study' and s.value = ?"
+                " join tags s on s.run_uuid = t.run_uuid and s.key = 'study' and s.value = 'small'"
                 " join runs r on r.run_uuid = t.run_uuid and r.lifecycle_stage = 'active'"
                 " where t.key = 'identity' and t.value = ?",
-                (study, key),
+                (key,),
             ).fetchall()
             if len(runs) != 1:
                 yield f"{path.stem} has {len(runs)} runs"
@@ -200,9 +183,3 @@ def series_differ(root: Path, study: str = "small") -> Iterator[str]:
             rows = database.execute("select key, step, value, is_nan from metrics where run_uuid = ?", runs[0])
             sent = Series((name, step, shown(math.nan if nan else value)) for name, step, value, nan in rows)
             yield from compared(path.stem, written(root / "store" / "train" / key / "metrics.jsonl"), sent)
-
-
-def copied(template: Path, folder: Path) -> Path:
-    """A folder to disturb, which begins as the template."""
-    shutil.copytree(template, folder, symlinks=True)
-    return folder

@@ -1,59 +1,213 @@
-"""Each fault a few times, and that a loss is seen where there is one."""
+"""Studies that are disturbed once at a random moment, and gone on with by the same command until they are complete: in
+the end every file of the results must be that of a study which nothing disturbed, and MLflow must hold every record
+once. And a loss is seen where there is one."""
 
 from __future__ import annotations
 
 import json
+import random
+import re
 import shutil
+import signal
 import sqlite3
+import subprocess
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from faults.kinds import FAULTS
-from faults.run import Whole, _unexplained, run, whole
-from faults.scene import Ending, copied, identity, series_differ
+from faults.kinds import FAULTS, Fault
+from faults.scene import Identity, Scene, identity, series_differ
 from ray_nodes import TooBusy
 
-pytestmark = pytest.mark.slow
-TIMES = 1
+from pipeline.errors import FAULT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+MOST_CALLS = 4
+"""Times that the command is given until the study must be complete."""
+SEEN_LATER = "what was damaged was seen by the next command"
+SYNC = "`ablate sync` sends it later"
+"""What the command says when MLflow could not take something."""
+HARMLESS = {0, 130, -2, -9, -15}
+"""Exit codes that need no word: done, or ended from outside."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The study that nothing disturbs, and the folder where runs begin: reference and reward are there already."""
+
+    folder: Path
+    identity: Identity
+    seconds: float
+    sizes: tuple[int, int]
+
+
+@dataclass
+class Outcome:
+    """What came of a run."""
+
+    lost: str = ""
+    """What is missing or other in the end."""
+    told: str = ""
+    """What the command said of the fault, where it ended because of it."""
+    seconds: float = 0.0
+    """From the fault, or from the next command where that one ended, until a trial wrote something."""
+    calls: int = field(default=1)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
-    folder = tmp_path_factory.mktemp("faults")
-    yield whole(folder)
-    shutil.rmtree(folder)
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+    place = tmp_path_factory.mktemp("faults")
+    one = Scene(place / "whole", random.Random(0))
+    one.folder.mkdir(parents=True)
+    one.start()
+    assert one.ended()[0] == 0
+    for path in (one.root / "store" / "train", one.root / "store" / "evaluate", one.root / "studies"):
+        shutil.rmtree(path)
+    for path in (*one.root.glob("mlflow.db*"), one.root / "mlartifacts"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(one.folder, place / "template", symlinks=True)
+    there, before = _size(one.root), time.monotonic()
+    one.start()
+    assert one.ended()[0] == 0
+    seconds = time.monotonic() - before
+    assert not list(series_differ(one.root))
+    yield Whole(place / "template", identity(one.root), seconds, (there, _size(one.root)))
+    shutil.rmtree(place)
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", FAULTS)
-def test_nothing_is_lost(name: str, undisturbed: Whole) -> None:
+def _size(root: Path) -> int:
+    return sum(-(-path.stat().st_size // 4096) * 4096 for path in root.rglob("*"))
+
+
+def disturbed(name: str, number: int, seed: int, whole: Whole, folder: Path) -> Outcome:
+    """Disturb once by the fault `name`; what happens when depends on the seed and the number."""
+    fault = FAULTS[name]
+    with _begun(folder, whole, fault):
+        scene = Scene(folder, random.Random(f"{seed}/{name}/{number}"), sizes=whole.sizes)
+        try:
+            return _gone_on_with(scene, fault, whole)
+        finally:
+            with scene.around:
+                if scene.process is not None and scene.process.poll() is None:
+                    scene.kill_all()
+
+
+@contextmanager
+def _begun(folder: Path, whole: Whole, fault: Fault) -> Iterator[None]:
+    """The folder of a run; its output root is a disk of its own where the fault needs that."""
+    root = folder / "out"
+    root.mkdir(parents=True)
+    if fault.own_disk:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "ablate-faults", str(root)], check=True)
+    try:
+        shutil.copytree(whole.folder, folder, symlinks=True, dirs_exist_ok=True)
+        yield
+    finally:
+        if fault.own_disk:
+            subprocess.run(["umount", "-l", str(root)], check=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _gone_on_with(scene: Scene, fault: Fault, whole: Whole) -> Outcome:
+    fault.before(scene)
+    outcome, process = Outcome(), scene.start()
+    try:
+        process.wait(scene.dice.uniform(0.0, fault.longer * whole.seconds))
+    except subprocess.TimeoutExpired:
+        fault.harm(scene)
+    outcome.seconds = scene.seconds_until_it_goes_on(scene.marks())
+    code, said = scene.ended()
+    ended_by_it = code != 0
+    while True:
+        if wrong := unexplained(code, said, fault.crash, fault.word):
+            return replace(outcome, lost=wrong)
+        if code not in HARMLESS:
+            outcome.told = _last_line(said)
+        unseen = code == 0 and fault.may_come_too_late and bool(_wrong(scene, whole))
+        outcome.told = SEEN_LATER if unseen else outcome.told
+        if outcome.calls == MOST_CALLS or (code == 0 and not unseen):
+            break
+        fault.mend(scene)
+        marks = scene.marks()
+        scene.start()
+        again = scene.seconds_until_it_goes_on(marks)
+        outcome.seconds = again if ended_by_it else outcome.seconds
+        code, said = scene.ended()
+        outcome.calls += 1
+    if code == 0 and SYNC in said:
+        fault.mend(scene)
+        scene.start("sync")
+        (code, said), outcome.told = scene.ended(), SYNC
+    outcome.lost = _wrong(scene, whole) if code == 0 else f"not complete after {outcome.calls}: {_last_line(said)}"
+    return outcome
+
+
+def unexplained(code: int | None, said: str, crash: bool = False, word: str = "") -> str:
+    """What no end of a command may look like, but for a SIGSEGV that comes with the fault itself (`Fault.crash`)."""
+    last = _last_line(said)
+    if code is None:
+        return f"it hung: {last}"
+    if "Traceback (most recent call last)" in said:
+        return f"a traceback: {last}"
+    if code not in HARMLESS | {2, 4} and not (crash and code == -signal.SIGSEGV):
+        return f"exit code {code}: {last}"
+    return f"another word than '{word}': {last}" if code == FAULT and word not in last else ""
+
+
+def _wrong(scene: Scene, whole: Whole) -> str:
+    """Files, records and series that are missing, other than those of the undisturbed study, or too many."""
+    found, wanted = identity(scene.root), whole.identity
+    if differing := sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path)):
+        return f"{len(differing)} files differ: {', '.join(differing[:3])}"
+    try:
+        return "; ".join(series_differ(scene.root))
+    except sqlite3.Error as error:
+        return f"MLflow's database: {error}"
+
+
+def _last_line(said: str) -> str:
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said)
+    return next((line.strip()[:300] for line in reversed(plain.splitlines()) if line.strip()), "")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "number" in metafunc.fixturenames:
+        names = metafunc.config.getoption("fault") or list(FAULTS)
+        runs = metafunc.config.getoption("runs") or len(names)
+        metafunc.parametrize(("name", "number"), [(names[n % len(names)], n) for n in range(runs)])
+
+
+def test_nothing_is_lost(
+    name: str, number: int, whole: Whole, tmp_path: Path, pytestconfig: pytest.Config,
+    record_property: pytest.RecordProperty,
+) -> None:  # fmt: skip
     if why := FAULTS[name].lacks():
         pytest.skip(why)
     try:
-        came = [run(name, number, 1, undisturbed) for number in range(TIMES)]
+        outcome = disturbed(name, number, pytestconfig.getoption("seed") or 0, whole, tmp_path / "case")
     except TooBusy as busy:
         pytest.skip(str(busy))
-    assert [one.lost for one in came] == [""] * TIMES, [(one.lost, one.told) for one in came]
+    measured = {"fault": name, "lost": bool(outcome.lost), "told": bool(outcome.told), "seconds": outcome.seconds}
+    for key, value in measured.items():
+        record_property(key, value)
+    assert not outcome.lost, outcome.told
 
 
-@pytest.mark.timeout(900)
-def test_a_loss_is_seen(undisturbed: Whole) -> None:
-    other = replace(undisturbed, identity=undisturbed.identity | {"weak__seed0.json": "0"})
-    assert "weak__seed0.json" in run("command killed", 0, 1, other).lost
-
-
-def test_what_is_compared_is_all_that_counts(undisturbed: Whole, tmp_path: Path) -> None:
-    root = copied(undisturbed.folder.parent / "whole" / "out", tmp_path / "out")
-    assert identity(root) == undisturbed.identity
+def test_a_loss_is_seen(whole: Whole, tmp_path: Path) -> None:
+    other = replace(whole, identity=whole.identity | {"weak__seed0.json": "0"})
+    assert "weak__seed0.json" in disturbed("command killed", 0, 1, other, tmp_path / "case").lost
+    root = tmp_path / "out"
+    shutil.copytree(whole.folder.parent / "whole" / "out", root)
+    assert identity(root) == whole.identity
     model = next(root.glob("store/train/*/policy/model.safetensors"))
-    content = bytearray(model.read_bytes())
-    content[-1] ^= 1
-    model.write_bytes(content)
+    *content, last = model.read_bytes()
+    model.write_bytes(bytes([*content, last ^ 1]))
     (record,) = root.glob("studies/small/smoke/trials/none*.json")
     record.write_text(json.dumps(json.loads(record.read_text()) | {"steps": 191}))
-    differing = {name for name, digest in identity(root).items() if undisturbed.identity[name] != digest}
+    differing = {name for name, digest in identity(root).items() if whole.identity[name] != digest}
     assert differing == {model.relative_to(root).as_posix(), record.name}
 
 
@@ -62,7 +216,7 @@ def test_what_is_compared_is_all_that_counts(undisturbed: Whole, tmp_path: Path)
     [
         (
             "delete from metrics where rowid = (select max(rowid) from metrics where key = 'policy/lr')",
-            "1 records missing",
+            "1 records miss",
         ),
         (
             "insert into metrics select key, value, timestamp + 1, run_uuid, step, is_nan from metrics"
@@ -73,27 +227,26 @@ def test_what_is_compared_is_all_that_counts(undisturbed: Whole, tmp_path: Path)
     ],
 )
 def test_a_record_that_is_missing_or_double_in_mlflow_is_seen(
-    change: str, said: str, undisturbed: Whole, tmp_path: Path
+    change: str, said: str, whole: Whole, tmp_path: Path
 ) -> None:
-    root = copied(undisturbed.folder.parent / "whole" / "out", tmp_path / "out")
-    assert not list(series_differ(root))
-    with sqlite3.connect(root / "mlflow.db") as database:
+    shutil.copytree(whole.folder.parent / "whole" / "out", tmp_path / "out")
+    with sqlite3.connect(tmp_path / "out" / "mlflow.db") as database:
         database.execute(change)
-    assert any(said in one for one in series_differ(root))
+    assert any(said in one for one in series_differ(tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
-    ("ending", "why"),
+    ("code", "said", "why"),
     [
-        (Ending(0, ""), ""),
-        (Ending(-11, "odd"), "exit code -11: odd"),
-        (Ending(4, "ablate: the disk is full"), ""),
-        (Ending(-9, ""), ""),
-        (Ending(None, "working"), "it hung: working"),
-        (Ending(1, "odd"), "exit code 1: odd"),
-        (Ending(4, "Traceback (most recent call last)\nKeyError"), "a traceback: KeyError"),
+        (0, "", ""),
+        (-11, "odd", "exit code -11: odd"),
+        (4, "ablate: the disk is full", ""),
+        (-9, "", ""),
+        (None, "working", "it hung: working"),
+        (1, "odd", "exit code 1: odd"),
+        (4, "Traceback (most recent call last)\nKeyError", "a traceback: KeyError"),
     ],
 )
-def test_an_end_without_a_word_is_a_loss(ending: Ending, why: str) -> None:
-    assert _unexplained(ending) == why
-    assert _unexplained(ending, crash=True) == ("" if ending.code == -11 else why)
+def test_an_end_without_a_word_is_a_loss(code: int | None, said: str, why: str) -> None:
+    assert unexplained(code, said) == why
+    assert unexplained(code, said, crash=True) == ("" if code == -11 else why)

@@ -1,8 +1,9 @@
-"""What the tests of a card need to know of the machine: the device, the precisions it has, and why something cannot be
-tested."""
+"""The device, its precisions, random networks in the layout of the hub, and small trials on them."""
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,31 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
+from pipeline.config.loading import load_config
+from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
+from pipeline.data.corpus import load_corpus
+from pipeline.data.settings import DataConfig
+from pipeline.data.tokenizer import train_tokenizer
+from pipeline.forecast.shapes import PUBLISHED
 from pipeline.models.precision import CHOICE
 from pipeline.run.layout import Layout
+from pipeline.run.metrics_log import merged
 from pipeline.run.outcome import TrialOutcome
 from pipeline.trial import run_trial
 
 DEVICE = os.environ.get("GPU_DEVICE", "cuda")
 """``cpu`` in a rehearsal of `make gpu`."""
 HALVES = ("fp16", "bf16")
+QWEN: dict[str, Any] = PUBLISHED["Qwen/Qwen1.5-0.5B"] | {
+    "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu", "initializer_range": 0.02,
+}  # fmt: skip
+"""config.json of Qwen/Qwen1.5-0.5B, as far as it says something of shapes."""
+MEDIUM = {**QWEN, "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8}
+"""8.5 M parameters: activations of a full batch are many times the weights, so that a cap on memory bites."""
+FEW_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
+TINY = {**MEDIUM, **FEW_HEADS, "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 64}
+SHAPES = {"qwen0.5b": QWEN, "medium": MEDIUM, "tiny": TINY}
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
@@ -35,6 +52,13 @@ def needs_allocator() -> None:
         pytest.skip("needs the allocator of a CUDA device")
 
 
+def emptied() -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.empty_cache()
+
+
 def trial(root: Path, watch: Recorder | None = None, until: str | None = None, **changes: Any) -> TrialOutcome:
     """The smoke trial on the device, with changes."""
     return run_trial(config(**changes), Layout(root), watch or Recorder(), until=until)
@@ -45,9 +69,73 @@ def config(**changes: Any) -> TrialConfig:
     return smoke(**{"runtime__device": DEVICE, **changes})
 
 
+def series(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
+    """The metrics of a training by step."""
+    return merged(outcome.artifacts["train"].path / "metrics.jsonl")
+
+
+def read(outcome: TrialOutcome, stage: str, name: str) -> dict[str, Any]:
+    """A JSON file of a stage: ``summary.json``, or ``log/cost.json``."""
+    found: dict[str, Any] = json.loads((outcome.artifacts[stage].path / name).read_text("utf-8"))
+    return found
+
+
+def peak_gib(outcome: TrialOutcome, stage: str) -> float:
+    return float(read(outcome, stage, "log/cost.json")["peak_memory_gib"])
+
+
 def furthest(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]]) -> float:
     """The largest difference of two series of metrics, relative to 1 or to the value where that is larger."""
     assert one.keys() == other.keys()
     return max(
         abs(other[step][key] - value) / max(1.0, abs(value)) for step, row in one.items() for key, value in row.items()
     )
+
+
+def write_base(folder: Path, shape: str) -> Path:
+    """A random network of a shape with a tokenizer that knows fewer words than the vocabulary has places; returns the
+    folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    tokenizer = train_tokenizer(load_corpus(DataConfig(sft_texts=2000)).train, 700)
+    config = AutoConfig.for_model(**SHAPES[shape], bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
+    """The profile `t4` for a few updates on built-in reviews, which need no download; small batches in a rehearsal.
+
+    Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are
+    short.
+    """
+    t4, few = load_config("t4"), shape != "qwen0.5b"
+    rows: dict[str, Any] = {"micro_batch_size": 4, "rollout_batch_size": 8} if few else {}
+    changes: dict[str, dict[str, Any]] = {
+        "data": {
+            "sft_texts": 2000, "train_prompts": 512, "heldout_prompts": 128, "prompt_unit": "tokens",
+            "prompt_length": [8, 20],
+        },
+        "model": {"base": str(base)},
+        "sft": {"steps": 3, "batch_size": 4 if few else t4.sft.batch_size, "max_tokens": 24, "lr": t4.sft.lr},
+        "reward": {"calibration_samples": 8 if few else 64},
+        "reward.learned": {
+            "pairs": 8 if few else 96, "heldout_pairs": 8 if few else 32, "epochs": 1, "lr": t4.reward.learned.lr,
+            "batch_size": 4 if few else t4.reward.learned.batch_size,
+        },
+        "evaluate": {"prompts": 8 if few else 128, "sample_rows": 4, "reference_draws": 2},
+        "runtime": {
+            "device": device, "micro_batch_size": t4.runtime.micro_batch_size,
+            "rollout_batch_size": t4.runtime.rollout_batch_size,
+            "gradient_checkpointing": t4.runtime.gradient_checkpointing, "checkpoint_updates": 10_000, **rows,
+        },
+    }  # fmt: skip
+    flat = {f"{section}.{key}": value for section, values in changes.items() for key, value in values.items()}
+    content = load_config("smoke", flat).model_dump()
+    content |= {section: getattr(t4, section).model_dump() for section in TRAINING}
+    content["train"] |= {
+        "steps": 4 * t4.train.steps_per_update, "batch_size": 8 if few else t4.train.batch_size
+    }  # fmt: skip
+    return TrialConfig.model_validate(content)

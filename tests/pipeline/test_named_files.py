@@ -41,8 +41,8 @@ def odd(tmp_path: Path) -> Path:
     ],
 )
 def test_what_is_no_file_is_refused_before_it_is_opened(odd: Path, name: str, why: str) -> None:
-    with pytest.raises(UserError, match=f"^data.path: cannot be read: {why}"):
-        require_file(odd / name, "data.path")
+    with pytest.raises(UserError, match=f"^data.local.path: cannot be read: {why}"):
+        require_file(odd / name, "data.local.path")
     assert not is_file(odd / name)
     assert is_folder(odd / name) == (name == "folder")
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipeline.config.ocr import OcrConfig
 from pipeline.errors import UserError
 from pipeline.ocr_error import bounded, measure, read_texts, table, way
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import Reading
 
 TEXTS = ["film", "plot", "cast", "good"]
 
 
-def reads_film(cfg: OcrConfig) -> object:
+def reads_film(cfg: OcrSettings) -> object:
     """Reads clean text as `film`, and degraded text as nothing."""
 
     def read(image: NDArray[np.uint8]) -> Reading:
@@ -26,7 +26,7 @@ def reads_film(cfg: OcrConfig) -> object:
 
 
 def test_the_table_by_hand() -> None:
-    rows = measure(TEXTS, {"clean": OcrConfig(), "noisy": OcrConfig(noise=9)}, reads_film)  # type: ignore[arg-type]
+    rows = measure(TEXTS, {"clean": OcrSettings(), "noisy": OcrSettings(noise=9)}, reads_film)  # type: ignore[arg-type]
     assert [one.error for one in rows[0].found] == [0.0, 1.0, 1.0, 1.0]
     assert [one.error for one in rows[1].found] == [1.0] * 4
     # Student's t with 3 degrees of freedom: 0.75 plus and minus 3.182 x 0.5 / 2
@@ -51,7 +51,7 @@ def test_no_error_on_a_few_texts_is_no_proof_that_there_is_none() -> None:
 
 
 def test_settings_are_those_of_the_reward_and_wrong_ones_refused() -> None:
-    assert way(["blur=1", "noise=40"]) == OcrConfig(blur=1.0, noise=40.0)
+    assert way(["blur=1", "noise=40"]) == OcrSettings(blur=1.0, noise=40.0)
     with pytest.raises(UserError, match=r"^--as: unknown key 'blurr'; did you mean 'blur'\?$"):
         way(["blurr=1"])
     with pytest.raises(UserError, match=r"^--as: blur = -1: must be"):

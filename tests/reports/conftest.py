@@ -380,9 +380,9 @@ STRENGTHS: dict[str, float | dict[str, float]] = {
     "beta_0.07": 0.07,
     "beta_0.05": 0.05,
     "beta_0.035": 0.035,
-    "tight": {"kl.beta": 0.04, "algorithm.cliprange": 0.1},
-    "tighter": {"kl.beta": 0.06, "algorithm.cliprange": 0.05},
-    "loose": {"kl.beta": 0.005, "algorithm.cliprange": 0.4},
+    "tight": {"kl.beta": 0.04, "algorithm.clip.epsilon": 0.1},
+    "tighter": {"kl.beta": 0.06, "algorithm.clip.epsilon": 0.05},
+    "loose": {"kl.beta": 0.005, "algorithm.clip.epsilon": 0.4},
 }
 """Three strengths of one method; two arms of others that end between them, and one that ends beyond."""
 

@@ -11,25 +11,16 @@ import pandas as pd
 import pytest
 from helpers import republish, write_record
 
-from pipeline.run.metrics import METRICS
 from reports.findings.findings import Findings, analyse
+from reports.findings.proxy import by_the_proxy_alone
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
 from reports.tables.results import arm_table, decided_won
-from reports.tables.table import latex, markdown
 from reports.text.answer import answer
-from reports.text.methods import methods
-from reports.text.proxy import unconfirmed
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
 
-BY_PROXY = {
-    "eval/win_rate_proxy": "win rate by the proxy",
-    "eval/preference_accuracy": "preference accuracy",
-    "eval/perplexity_texts": "perplexity of texts",
-    "eval/perplexity_texts_reference": "perplexity of texts, reference",
-}
 SHAPE: dict[str, Any] = {
     "arms": {"beta_0": 0.0, "beta_0.05": 0.05}, "seeds": (0, 1), "steps": 64, "prompts": 30,
     "diverged": (), "budget": (), "missing": (),
@@ -55,30 +46,6 @@ def rewrite(built: Built, arm: str, seed: int, summary: dict[str, float], **colu
     pd.read_parquet(path).assign(**columns).to_parquet(path, index=False)
     write_record(built.folder, record.model_copy(update={"summary": summary}))
     republish(built.folder, path.parent)
-
-
-def test_the_main_table_shows_them_with_intervals(records: StudyRecords, findings: Findings) -> None:
-    table = arm_table(records, findings)
-    heads = [head.text for head in table.heads]
-    assert [name for name in BY_PROXY.values() if name not in heads] == []
-    assert heads[2:5] == ["win rate", "win rate by the proxy", "preference accuracy"]
-    row = next(row for row in table.rows if row[0].text == "beta_0.05")
-    for text in BY_PROXY.values():
-        assert row[heads.index(text)].detail.startswith("[")
-        assert text in markdown(table)
-        assert text in latex(table)
-    found = findings.arm("beta_0.05").estimates
-    mine = records.prompts[records.prompts["arm"] == "beta_0.05"].groupby("seed")
-    rates = [rows["agree"].sum() / rows["decided"].sum() for _, rows in mine]
-    assert found["eval/preference_accuracy"].value == pytest.approx(np.mean(rates))
-    assert found["eval/win_rate_proxy"].value == pytest.approx(mine["win_proxy"].mean().mean())
-    assert (found["eval/preference_accuracy"].method, found["eval/perplexity_texts"].method) == (
-        "hierarchical",
-        "student",
-    )
-    line = table.frame.set_index("arm").loc["beta_0.05"]
-    for key in BY_PROXY:
-        assert (line[key], line[f"{key}_low"]) == (found[key].value, found[key].low)
 
 
 def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_policy_wins(
@@ -107,18 +74,6 @@ def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_p
     assert "compare it with the share of decided pairs that the policy wins (won)" in table.note
 
 
-def test_the_methods_say_what_preference_accuracy_and_perplexity_are_of(
-    records: StudyRecords, findings: Findings
-) -> None:
-    said = next(part.text for part in methods(records, findings) if part.title == "Evaluation")
-    assert "Compare it with the share of decided pairs that the policy wins: a proxy that always prefers" in said
-    assert "held-out texts that none of the training here used, cut" in said
-    assert "no network" not in said, "what a model from elsewhere was trained on is not known"
-    formula = METRICS[ACCURACY].formula
-    assert "not recorded if the judge decides no pair" in formula
-    assert "compare with the share of decided pairs that the policy wins" in formula
-
-
 def test_a_trial_without_a_decided_pair_is_left_out_of_that_metric_alone(build: Builder, tmp_path: Path) -> None:
     objective = "objective: {metric: eval/preference_accuracy, direction: maximize}\n"
     built = build(tmp_path, **SHAPE, extra=objective)
@@ -130,18 +85,6 @@ def test_a_trial_without_a_decided_pair_is_left_out_of_that_metric_alone(build: 
     found = findings.arm("beta_0").estimates
     assert (found["eval/preference_accuracy"].seeds, found["eval/win_rate_proxy"].seeds) == (1, 2)
     answer(records, findings)
-
-
-def test_a_proxy_that_always_agrees_has_an_interval_of_some_width(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, **SHAPE)
-    for seed in (0, 1):
-        table = pd.read_parquet(table_of(built, "beta_0", seed))
-        record = built.folder.record("beta_0", seed)
-        assert record is not None
-        rewrite(built, "beta_0", seed, {**record.summary, ACCURACY: 1.0}, agree=table["decided"])
-    estimate = read(built)[1].arm("beta_0").estimates[ACCURACY]
-    assert (estimate.value, estimate.method) == (1.0, "wilson")
-    assert estimate.low == pytest.approx(two_level.wilson(30, 30).low)
 
 
 def test_the_interval_counts_the_prompts_on_which_the_judge_decides(build: Builder, tmp_path: Path) -> None:
@@ -175,14 +118,6 @@ def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords,
         return replace(findings.arms[0], arm=name, estimates=rates, excess=excess)
 
     hacked = arm("hacked", rate(0.9), rate(0.6), rate(0.3))
-    said = (
-        "The training reward says that hacked beats the reference in 90 % [85, 95] of comparisons; the judge says"
-        " 60 % [55, 65]."
-    )
-    raised = next(one for one in findings.alarms if one.alarms)
-    assert unconfirmed([hacked], [replace(raised, arm="hacked", alarms={}), replace(raised, arm="other")]) == said
-    fell = f"{len(raised.alarms)} of {raised.trials} trials of hacked"
-    assert unconfirmed([hacked], [replace(raised, arm="hacked")]) == f"{said} The reward was over-optimised in {fell}."
     for quiet in (
         arm("modest", rate(0.74), rate(0.5), rate(0.24)),
         arm("confirmed", rate(0.9), rate(0.87), rate(0.06)),
@@ -195,15 +130,14 @@ def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords,
         arm("no difference", rate(0.9), rate(0.6), None),
         replace(hacked, estimates={"eval/win_rate": template}),
     ):
-        assert unconfirmed([quiet], []) == "", quiet.arm
-        assert unconfirmed([quiet, hacked], []) == said
-    two = unconfirmed([hacked, replace(hacked, arm="other")], [])
-    assert two.count("beats the reference in 90 % [85, 95]") == 2
-    many = unconfirmed([replace(hacked, arm=f"a{n}") for n in range(6)], [])
-    assert many.startswith("The training reward says that a0, a1, a2, a3, a4 and a5 beat the reference in more than 70")
+        assert by_the_proxy_alone([quiet, hacked]) == [hacked], quiet.arm
     last = replace(findings.arms[-1], estimates=hacked.estimates, excess=hacked.excess)
-    changed = replace(findings, arms=(*findings.arms[:-1], last))
-    assert unconfirmed([last], findings.alarms) in answer(records, changed).caveats
+    raised = next(one for one in findings.alarms if one.alarms)
+    for alarms, turned in ((findings.alarms, False), ((replace(raised, arm=last.arm),), True)):
+        changed = replace(findings, arms=(*findings.arms[:-1], last), alarms=alarms)
+        (said,) = (text for text in answer(records, changed).caveats if "90 % [85, 95]" in text)
+        assert "60 % [55, 65]" in said
+        assert (f"{len(raised.alarms)} of {raised.trials} trials of {last.arm}" in said) == turned
 
 
 def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(build: Builder, tmp_path: Path) -> None:
@@ -234,4 +168,4 @@ def test_equal_win_rates_far_above_the_mark_raise_no_alarm(build: Builder, tmp_p
         assert record is not None
         win, by_proxy = rng.binomial(4, 0.85, (2, 30)) / 4
         rewrite(built, "beta_0", seed, dict(record.summary), win=win, win_proxy=by_proxy)
-    assert unconfirmed([read(built)[1].arm("beta_0")], []) == ""
+    assert by_the_proxy_alone([read(built)[1].arm("beta_0")]) == []

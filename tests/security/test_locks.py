@@ -1,4 +1,5 @@
-"""Setup installs what was tested: every version of `constraints.txt`, by the SHA-256 sums in `locks/`."""
+"""Setup installs what was tested: every version of `constraints.txt`, by the SHA-256 sums in `locks/`, and none that is
+older than the one that mended an advisory in SECURITY.md."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^(?P<name>[^\s=\[]+)(?:\[[^]]+\])?==(?P<version>[^\s;]+)(?: ; (?P<marker>.+?))? \\$")
@@ -104,3 +106,16 @@ def test_setup_installs_nothing_else() -> None:
         "$(LOCKED) -r locks/dev.txt",
         "$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check $(TOOLS)",
     ]
+
+
+ADVISORIES = re.findall(
+    r"^\| (CVE-\d{4}-\d+) \| (\S+) \| (\S+) \| (\S+) \|$", (ROOT / "SECURITY.md").read_text("utf-8"), re.MULTILINE
+)
+
+
+def test_the_locked_versions_are_mended() -> None:
+    assert {package for _, package, _, _ in ADVISORIES} >= {"transformers", "torch", "mlflow", "ray"}
+    for advisory, package, mended, here in ADVISORIES:
+        version = constraints()[canonicalize_name(package)]
+        assert version == here, f"{advisory}: SECURITY.md says {here}, constraints.txt {version}"
+        assert Version(version) >= Version(mended), advisory

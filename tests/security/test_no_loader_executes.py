@@ -33,7 +33,7 @@ CALLS = {
     *("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"),
     *(f"os.{how}" for how in ("execl", "execle", "execlp", "execv", "execve", "execvp", "execvpe", "posix_spawn")),
     *("importlib.import_module", "importlib.util.spec_from_file_location", "importlib.util.module_from_spec"),
-    *("concurrent.futures.ProcessPoolExecutor",),
+    *("concurrent.futures.ProcessPoolExecutor", "pkgutil.resolve_name"),
     *("torch.jit.load", "torch.hub.load", "torch.package.PackageImporter", "torch.utils.cpp_extension.load"),
     *(f"torch.distributed.{name}" for name in ("all_gather_object", "broadcast_object_list", "gather_object")),
     *(f"torch.distributed.{name}" for name in ("scatter_object_list", "recv_object_list")),
@@ -55,12 +55,15 @@ OWN_NAME = "imports a module of this package by a name that stands in the code"
 ALLOWED = {
     ("studies/execution/hand.py", "multiprocessing"): OWN_PIPE,
     ("studies/execution/child.py", "multiprocessing"): OWN_PIPE,
-    ("reports/figures/second_process.py", "multiprocessing"): OWN_PIPE,
-    ("reports/statistics/coverage.py", "concurrent.futures.ProcessPoolExecutor"): OWN_PIPE,
+    ("pipeline/training/launch.py", "multiprocessing"): OWN_PIPE,
     ("pipeline/run/dag.py", "importlib.import_module"): OWN_NAME,
-    ("pipeline/stages/launch.py", "importlib.import_module"): OWN_NAME,
     ("studies/console/plan.py", "importlib.import_module"): OWN_NAME,
     ("studies/execution/started.py", "importlib.import_module"): OWN_NAME,
+    **{(f"pipeline/rewards/{one}.py", "pkgutil.resolve_name"): OWN_NAME for one in ("families", "kinds", "registry")},
+    ("reports/figures/registry.py", "pkgutil.resolve_name"): OWN_NAME,
+    ("pipeline/rewards/own.py", "importlib.import_module"): (
+        "a class of the user's own, named by a study's file or --set, for the commands that train, score or serve"
+    ),
     **{
         ("pipeline/resources/device.py", what): "torch/version.py of the torch that is installed, without the rest"
         for what in ("importlib.util.spec_from_file_location", "importlib.util.module_from_spec", "exec_module")

@@ -22,8 +22,8 @@ from pipeline.run.layout import Layout, write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.progress import Reporter
-from pipeline.run.stopping import Watcher
 from pipeline.run.store import Artifact, Store
+from pipeline.stopping import Watcher
 
 STUDY = """
 question: Does it work?
@@ -47,7 +47,7 @@ seeds: [0]
 search:
   space:
     kl.beta: {low: 0.005, high: 1.0, log: true}
-    algorithm.cliprange: {values: [0.1, 0.2, 0.3]}
+    algorithm.clip.epsilon: {values: [0.1, 0.2, 0.3]}
   trials: 14
   parallel: 3
   constraints: [{metric: eval/kl_per_token, max: 0.3}]
@@ -180,7 +180,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
     def evaluate(cfg: Any, out: Path, reporter: Reporter, *, reference: Artifact, train: Artifact) -> dict[str, Any]:
         summary = {"eval/win_rate": 0.6, "eval/gold": 1.5, "eval/proxy": 0.5, "eval/kl_per_token": 0.01}
         if _control(layout).get("landscape"):
-            summary |= landscape(cfg.kl.beta, cfg.algorithm.cliprange)
+            summary |= landscape(cfg.kl.beta, cfg.algorithm.clip.epsilon)
         write_json(out / "summary.json", summary)
         return {"summary": summary}
 
@@ -193,7 +193,7 @@ def _stages(layout: Layout) -> list[dag.Stage]:
             "values", values, ("values",), ("pipeline.errors",), only=lambda config: config.algorithm.needs_values
         ),
         dag.Stage("train", train, TRAINING, ("pipeline.errors",), resumable=True),
-        dag.Stage("evaluate", evaluate, ("evaluate", "kl.beta", "algorithm.cliprange"), ("pipeline.errors",)),
+        dag.Stage("evaluate", evaluate, ("evaluate", "kl.beta", "algorithm.clip"), ("pipeline.errors",)),
     ]
 
 

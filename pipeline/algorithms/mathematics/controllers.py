@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from typing import assert_never
 
-from pipeline.config.schedule import ERROR_CLIP, Schedule
 from pipeline.config.trial import TrialConfig
+from pipeline.schedule import ERROR_CLIP, Schedule
 
 STOP_FACTOR = 1.5
 OLD_KL_TOLERANCE, OLD_KL_FACTOR = 1.5, 2.0
@@ -45,26 +45,15 @@ def elapsed(cfg: TrialConfig, update: int) -> float:
     return update / max(cfg.train.updates - 1, 1)
 
 
-def adapted(kl_coef: float, kl_per_sequence: float, target: float, episodes: int, horizon: float) -> float:
-    """beta after a rollout of `episodes` sequences whose KL was `kl_per_sequence`, nats per sequence as is `target`.
+def adapted(coef: float, error: float, episodes: int, horizon: float) -> float:
+    """An adaptive coefficient after a rollout of `episodes` sequences.
 
-    err = clip(KL / target - 1, -0.2, 0.2);  β (1 + err · episodes / horizon), `horizon` in episodes. Never negative for
-    a horizon above 0.2 · episodes, which the configuration demands. Ziegler 2019 (arXiv 1909.08593), section 2.2.
+        c (1 + clip(error, -0.2, 0.2) · episodes / horizon)
+
+    `horizon` in episodes. beta has error = KL / target - 1, both in nats per sequence: Ziegler 2019 (arXiv 1909.08593),
+    section 2.2. The entropy bonus has error = 1 - H / target, in nats per token: an entropy below its target raises
+    the bonus. Never negative for a horizon above 0.2 · episodes, which the configuration demands.
     """
-    return _multiplied(kl_coef, kl_per_sequence / target - 1, episodes, horizon)
-
-
-def adapted_bonus(ent_coef: float, entropy: float, target: float, episodes: int, horizon: float) -> float:
-    """The entropy bonus's coefficient after a rollout of `episodes` sequences whose mean entropy was `entropy`, nats
-    per token as is `target`.
-
-    err = clip(1 - H / target, -0.2, 0.2);  c (1 + err · episodes / horizon), `horizon` in episodes: an entropy below
-    its target raises the bonus. Ziegler's rule for beta (`adapted`), of an entropy.
-    """
-    return _multiplied(ent_coef, 1 - entropy / target, episodes, horizon)
-
-
-def _multiplied(coef: float, error: float, episodes: int, horizon: float) -> float:
     return coef * (1 + min(max(error, -ERROR_CLIP), ERROR_CLIP) * episodes / horizon)
 
 

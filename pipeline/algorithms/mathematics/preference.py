@@ -6,6 +6,9 @@ tokens of the response. Averaging over pairs is left to the caller.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -35,14 +38,19 @@ def ipo_loss(margins: Tensor, beta: float) -> Tensor:
     return (margins - 1 / (2 * beta)) ** 2
 
 
-LOSSES = {"dpo": dpo_loss, "ipo": ipo_loss}
-"""By ``algorithm.trust_region``."""
+@dataclass(frozen=True)
+class PairLoss:
+    """A loss of pairs."""
 
+    of: Callable[[Tensor, float], Tensor]
+    """From margins (n,) and β to losses (n,)."""
+    evened: Callable[[float], float]
+    """What it is multiplied by so that its slope at margin 0 does not depend on β.
 
-def evened(kind: str, beta: float) -> float:
-    """What a loss is multiplied by so that its slope at margin 0 does not depend on β: 1 / β for DPO, β for IPO.
-
-    The minimiser is the same. Without it the slopes are β / 2 and 1 / β, so that a learning rate, the clip of the
-    gradient's norm and Adam's epsilon would mean something else at every β.
+    The minimiser is the same. Without it the slopes are β / 2 for DPO and 1 / β for IPO, so that a learning rate, the
+    clip of the gradient's norm and Adam's epsilon would mean something else at every β.
     """
-    return 1 / beta if kind == "dpo" else beta
+
+
+LOSSES = {"dpo": PairLoss(dpo_loss, lambda beta: 1 / beta), "ipo": PairLoss(ipo_loss, lambda beta: beta)}
+"""By ``algorithm.trust_region``."""

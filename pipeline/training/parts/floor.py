@@ -14,6 +14,7 @@ class Floor(Part):
 
     name = "floor"
     keeps = ("weight",)
+    shows = (("objective/floor_weight", "weight"),)
 
     def __init__(self, cfg: TrialConfig) -> None:
         super().__init__(cfg)
@@ -24,7 +25,7 @@ class Floor(Part):
         return cfg.floor.part is not None
 
     def rollout(self, update: int, terms: Terms) -> None:
-        terms.floor_weight = terms.metrics["objective/floor_weight"] = self.weight
+        terms.floor_weight = self.weight
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         floor = self.cfg.floor

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from pipeline.algorithms.mathematics.controllers import doubled_or_halved
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.config.trial import TrialConfig
-from pipeline.training.part import Part, Step, TokenLosses
+from pipeline.training.experience import LossTerm, Rows
+from pipeline.training.part import Part, Step
 
 LIMIT = 2.0**20
 """How far the coefficient may go from where it started, up or down, so that it never rounds to 0 or infinity."""
@@ -25,22 +24,26 @@ class OldKl(Part):
 
     def __init__(self, cfg: TrialConfig) -> None:
         super().__init__(cfg)
-        self.coef = cfg.algorithm.old_kl_coef
+        self.coef = cfg.algorithm.kl_penalty.coef
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
         return cfg.algorithm.trust_region == "kl_penalty"
 
-    def loss(self, tokens: TokenLosses) -> Tensor | None:
+    def loss(self, rows: Rows) -> LossTerm | None:
         # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
-        return tokens.weighted(self.coef * k3(tokens.old_logprobs - tokens.logprobs))
+        return LossTerm(
+            lambda tokens, logprobs, entropy: rows.weighted(
+                tokens, self.coef * k3(rows.old_logprobs[tokens] - logprobs)
+            )
+        )
 
     def step(self, measured: Mapping[str, float]) -> Step:
         return Step(metrics={"policy/old_kl_coef": self.coef})
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         if policy_moved:
-            start, target = self.cfg.algorithm.old_kl_coef, self.cfg.algorithm.old_kl_target
+            start, target = self.cfg.algorithm.kl_penalty.coef, self.cfg.algorithm.kl_penalty.target
             coef = doubled_or_halved(self.coef, measured[MOVED], target)
             self.coef = min(max(coef, start / LIMIT), start * LIMIT)
         return {MOVED: measured[MOVED]}

@@ -16,108 +16,95 @@ from pydantic import ValidationError
 from tinytrial import EOS, PAD, model, trainer
 
 from pipeline.models.loading import pretrained_model
+from pipeline.models.out_of_memory import Room
 from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
-from pipeline.resources.out_of_memory import Room
 from pipeline.run import metrics
 from pipeline.run.metrics_log import MetricsLog
 from studies.definition.space import Prune
 
 TESTS = Path(__file__).parents[2]
 
+LAWS, LOSSES, SHAPING, MASKING = (
+    f"pipeline/algorithms/mathematics/test_{name}.py::test_" for name in ("laws", "losses", "shaping", "masking")
+)
+TRAINER, PARTS, METRICS, HEALTH, RESUME = (
+    f"pipeline/training/test_{name}.py::test_" for name in ("trainer", "parts", "metrics", "health", "resume")
+)
+HERE, POLICY = "pipeline/algorithms/test_traps.py::test_", "pipeline/models/test_policy.py::test_"
 TRAPS: dict[str, list[str]] = {
     "padding in metrics": [
-        "pipeline/algorithms/mathematics/test_padding.py::test_pad_columns_change_no_grid",
-        "pipeline/algorithms/mathematics/test_padding.py::test_pad_columns_change_no_number",
-        "pipeline/training/test_terms.py::test_pad_columns_move_no_metric_of_a_rollout",
-        "pipeline/training/test_terms.py::test_pad_columns_reach_no_loss",
-        "pipeline/models/test_policy.py::test_padding_changes_nothing",
-        "pipeline/training/test_health.py::test_a_network_that_sees_padding_is_found",
+        LAWS + "pad_columns_change_nothing",
+        METRICS + "pad_columns_move_no_metric_of_a_rollout_and_reach_no_loss",
+        POLICY + "padding_changes_nothing",
+        HEALTH + "a_network_that_sees_padding_is_found",
     ],
-    "entropy below 0 from padding sentinels": [
-        "pipeline/training/test_trainer.py::test_entropy_and_divergences_are_never_negative"
-    ],
+    "entropy below 0 from padding sentinels": [TRAINER + "the_first_step_sees_the_behaviour_policy_itself"],
     "mean of means over micro-batches": [
-        "pipeline/algorithms/mathematics/test_losses.py::test_a_mean_of_micro_batch_means_would_be_another_loss",
-        "pipeline/algorithms/mathematics/test_masking.py::test_the_mean_is_over_tokens_and_not_over_rows",
-        "pipeline/training/test_terms.py::test_the_losses_of_chunks_add_up_and_metrics_carry_no_gradient",
-        "pipeline/training/test_trainer.py::test_memory_settings_change_nothing",
-        "pipeline/training/test_trainer.py::test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens",
+        LOSSES + "a_mean_of_micro_batch_means_would_be_another_loss",
+        MASKING + "the_mean_is_over_tokens_and_not_over_rows",
+        TRAINER + "memory_settings_change_nothing",
+        TRAINER + "the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens",
     ],
-    "whitening without the mask": [
-        "pipeline/algorithms/mathematics/test_masking.py::test_whitening_by_hand",
-        "pipeline/algorithms/mathematics/test_masking.py::test_whitening_against_plain_loops",
-    ],
-    "whitening with the mean added back": [
-        "pipeline/algorithms/mathematics/test_masking.py::test_whitened_means_nothing_and_varies_by_one",
-        "pipeline/algorithms/mathematics/test_masking.py::test_rewards_keep_their_mean_and_advantages_lose_it_by_the_same_step",
-    ],
+    "whitening without the mask": [MASKING + "whitening_by_hand", LAWS + "pad_columns_change_nothing"],
+    "whitening with the mean added back": [MASKING + "moments_and_whitening_against_plain_loops"],
     "behaviour log-probs taken from generation": [
-        "pipeline/training/test_trainer.py::test_the_first_step_sees_the_behaviour_policy_itself",
-        "pipeline/training/test_trainer.py::test_the_first_step_is_the_behaviour_policy_whatever_the_settings",
-        "pipeline/training/test_health.py::test_a_first_step_that_is_off_policy_is_found",
+        TRAINER + "without_a_learning_rate_nothing_moves_whatever_the_settings",
+        HEALTH + "a_first_step_that_is_off_policy_is_found",
     ],
     "a truncated distribution makes KL negative": [
-        "pipeline/training/test_health.py::test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout",
-        "pipeline/training/test_health.py::test_negative_kl_warns_beyond_noise_only",
+        HEALTH + "a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout",
+        HEALTH + "negative_kl_warns_beyond_noise_only",
     ],
     "position ids that differ between rollout and loss": [
-        "pipeline/training/test_trainer.py::test_without_a_learning_rate_nothing_moves",
-        "pipeline/models/test_policy.py::test_positions_ignore_left_padding",
-        "pipeline/models/test_policy.py::test_a_sampled_token_is_the_inverse_cdf_of_the_training_distribution",
+        TRAINER + "without_a_learning_rate_nothing_moves_whatever_the_settings",
+        POLICY + "positions_ignore_left_padding",
+        POLICY + "a_sampled_token_is_the_inverse_cdf_of_the_training_distribution",
     ],
     "reward on the pad after EOS": [
-        "pipeline/algorithms/mathematics/test_shaping.py::test_the_score_on_the_last_token_and_not_behind_it",
-        "pipeline/algorithms/mathematics/test_shaping.py::test_score_by_hand_on_the_last_valid_token",
-        "pipeline/algorithms/mathematics/test_advantages.py::test_the_episode_ends_where_the_mask_does",
+        SHAPING + "the_score_on_the_last_token_and_not_behind_it",
+        SHAPING + "score_by_hand_on_the_last_valid_token",
     ],
-    "EOS looked for in the prompt": ["pipeline/algorithms/test_traps.py::test_eos_in_the_prompt_ends_no_response"],
-    "masks made from the pad token": ["pipeline/models/test_policy.py::test_pad_may_equal_eos"],
+    "EOS looked for in the prompt": [HERE + "eos_in_the_prompt_ends_no_response"],
+    "masks made from the pad token": [POLICY + "pad_may_equal_eos"],
     "a knob that is accepted and ignored": [
-        "pipeline/training/test_trainer.py::test_every_declared_knob_is_covered_below",
-        "pipeline/training/test_trainer.py::test_every_knob_changes_the_trajectory",
+        TRAINER + "every_declared_knob_is_covered_below",
+        TRAINER + "every_knob_changes_the_trajectory",
     ],
     "beta, guard, optimiser or sampler position lost on resume": [
-        "pipeline/training/test_resume.py::test_killed_and_resumed_equals_uninterrupted",
-        "pipeline/training/test_parts.py::test_what_parts_keep_survives_a_checkpoint",
+        RESUME + "killed_and_resumed_equals_uninterrupted",
+        PARTS + "what_parts_keep_survives_a_checkpoint_and_a_held_policy_moves_the_guard_alone",
     ],
-    "the loss scaler lost on resume": ["pipeline/algorithms/test_traps.py::test_the_loss_scaler_survives_a_resume"],
+    "the loss scaler lost on resume": [HERE + "the_loss_scaler_survives_a_resume"],
     "an adaptive beta that turns negative": [
-        "pipeline/algorithms/mathematics/test_controllers.py::test_a_horizon_that_would_turn_beta_negative_is_refused"
+        "pipeline/algorithms/mathematics/test_controllers.py::test_a_horizon_that_would_turn_it_negative_is_refused"
     ],
-    "the last mini-batch logged as the update's value": [
-        # one row a step, each its own
-        "pipeline/training/test_trainer.py::test_the_first_step_sees_the_behaviour_policy_itself",
-        "pipeline/training/test_terms.py::test_rollout_metrics_by_hand",
-        "reports/figures/test_registry.py::test_long_series_are_binned",
+    "the last mini-batch logged as the update's value": [  # one row a step, each its own
+        TRAINER + "the_first_step_sees_the_behaviour_policy_itself",
+        METRICS + "rollout_metrics_by_hand",
+        "reports/figures/test_figures.py::test_long_series_are_averaged_by_cells",
     ],
     "one name for two definitions": [
-        "pipeline/algorithms/test_traps.py::test_every_metric_has_one_definition_and_a_unit",
+        HERE + "every_metric_has_one_definition_and_a_unit",
         "pipeline/run/test_metrics_log.py::test_only_metrics_on_the_list",
         "pipeline/stages/test_stages.py::test_metrics_are_the_declared_ones_and_within_their_bounds",
     ],
-    "k1 in the loss, whose gradient is nothing": [
-        "pipeline/algorithms/mathematics/test_losses.py::test_gradients_of_the_estimators_in_expectation",
-        "pipeline/training/test_trainer.py::test_a_penalty_in_the_loss_holds_the_policy_back_too",
-    ],
+    "k1 in the loss, whose gradient is nothing": [LOSSES + "gradients_of_the_estimators_in_expectation"],
     "trials unseeded": [
-        "pipeline/training/test_trainer.py::test_same_seed_same_bytes",
+        TRAINER + "same_seed_same_bytes",
         "studies/definition/test_study.py::test_cells_pair_seeds_and_put_overrides_below_arms",
     ],
-    "trials pruned on one noisy curve": [
-        "pipeline/algorithms/test_traps.py::test_only_a_ceiling_on_the_divergence_prunes"
-    ],
+    "trials pruned on one noisy curve": [HERE + "only_a_ceiling_on_the_divergence_prunes"],
     "tuned winners that do not reproduce": [
         "studies/execution/test_search.py::test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds",
-        "studies/execution/test_search.py::test_faults_are_told",  # confirmation seeds that the search has seen
+        # confirmation seeds that the search has seen
+        "studies/definition/test_faults.py::test_a_fault_is_reported_in_one_line",
     ],
-    "fp16 weights in the optimiser": [
-        "pipeline/algorithms/test_traps.py::test_weights_stored_in_fp16_are_trained_in_fp32"
-    ],
+    "fp16 weights in the optimiser": [HERE + "weights_stored_in_fp16_are_trained_in_fp32"],
     "an objective that is NaN makes a trial vanish": [
         "studies/execution/test_study.py::test_a_diverged_trial_counts_as_the_worst",
         "studies/execution/test_search.py::test_what_makes_a_trial_infeasible",
-        "pipeline/training/test_trainer.py::test_numbers_that_are_not_finite_end_the_trial_as_diverged",
+        TRAINER + "numbers_that_are_not_finite_end_the_trial_as_diverged_with_good_weights",
     ],
 }
 
@@ -178,10 +165,10 @@ def test_only_a_ceiling_on_the_divergence_prunes() -> None:
 
 
 def test_every_metric_has_one_definition_and_a_unit() -> None:
-    keys = [metric.key for metric in metrics._ALL]
-    assert len(keys) == len(set(keys)) == len(metrics.METRICS)
-    assert all(metric.unit.strip() and metric.formula.strip() for metric in metrics._ALL)
-    for metric in metrics._ALL:
+    keys = [metric.key for metric in metrics._ROWS]
+    assert len(keys) == len(set(keys)) == len(metrics.METRICS) + len(metrics.FAMILIES)
+    assert all(metric.unit.strip() and metric.formula.strip() for metric in metrics._ROWS)
+    for metric in metrics._ROWS:
         for words in ("per_token", "per_sequence"):
             assert words not in metric.key or metric.unit == f"nats {words.replace('_', ' ')}", metric.key
 

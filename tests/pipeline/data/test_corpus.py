@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.config.data import DataConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.files import TEXT_COLUMNS, check_source, read_splits
 from pipeline.data.prompts import make_prompts, tokens_of
+from pipeline.data.settings import DataConfig, HubSettings, LocalSettings
 from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
 from pipeline.errors import UserError
 
@@ -30,7 +30,7 @@ def write(path: Path, rows: dict[str, list[object]]) -> Path:
 
 
 def local(path: Path) -> DataConfig:
-    return DataConfig(source="local", path=str(path), train_prompts=4, heldout_prompts=2)
+    return DataConfig(source="local", local=LocalSettings(path=str(path)), train_prompts=4, heldout_prompts=2)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
@@ -183,7 +183,7 @@ def test_an_absent_source_is_refused_before_anything_is_written(tmp_path: Path) 
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_line() -> None:
     with pytest.raises(UserError) as error:
-        load_corpus(DataConfig(source="hub", name="no-such-org/no-such-data", revision="0" * 40))
+        load_corpus(DataConfig(source="hub", hub=HubSettings(name="no-such-org/no-such-data", revision="0" * 40)))
     message = str(error.value)
     assert "no-such-org/no-such-data" in message
     assert "data.source=local" in message
@@ -213,12 +213,12 @@ def test_prompts_are_openings_distinct_and_disjoint() -> None:
 
 @pytest.mark.parametrize("unit", ["words", "tokens"])
 def test_no_prompt_is_longer_than_allowed_in_tokens(unit: str) -> None:
-    texts = [f"{'x' * (3 * i)} ü漢字🎬 and {i} more words follow here" for i in range(1, 40)]
+    texts = [f"{'x' * (12 * i)} ü漢字🎬 and {i} more words follow here" for i in range(1, 40)]
     tokenizer = train_tokenizer(["and more words follow here"], 270)
-    cfg = DataConfig(prompt_unit=unit, prompt_length=(2, 6), max_prompt_tokens=30)  # type: ignore[arg-type]
+    cfg = DataConfig(prompt_unit=unit, prompt_length=(2, 6))  # type: ignore[arg-type]
     found = make_prompts(texts, 4, cfg, tokenizer, np.random.default_rng(0), frozenset())
     lengths = {len(tokenizer(prompt)["input_ids"]) for prompt in found}
-    assert max(lengths) <= (30 if unit == "words" else 6)
+    assert max(lengths) <= (128 if unit == "words" else 6)
     assert all(any(text.startswith(prompt) and text != prompt for text in texts) for prompt in found)
     if unit == "tokens":
         assert min(lengths) >= 2
@@ -261,7 +261,9 @@ REAL = Path(os.environ.get("ABLATE_REAL_REVIEWS", Path(__file__).parents[4] / "s
     reason="no real reviews at hand; set ABLATE_REAL_REVIEWS to a folder in the layout of stanfordnlp/imdb",
 )
 def test_real_reviews_load() -> None:
-    corpus = load_corpus(DataConfig(source="local", path=str(REAL), train_prompts=1000, heldout_prompts=512))
+    corpus = load_corpus(
+        DataConfig(source="local", local=LocalSettings(path=str(REAL)), train_prompts=1000, heldout_prompts=512)
+    )
     assert len(corpus.train) > 1000
     assert len(corpus.heldout) > 512
     assert not set(corpus.train) & set(corpus.heldout)
@@ -271,7 +273,7 @@ def test_real_reviews_load() -> None:
 def test_equal_texts_of_a_parquet_file_are_one_object(tmp_path: Path) -> None:
     """A kilobyte of parquet can stand for gigabytes of equal texts."""
     rows = {"text": ["Good film."] * 500 + [None, "Bad film."], "label": [1] * 502}
-    texts = read_splits(write(tmp_path / "x.parquet", rows), "data.path", TEXT_COLUMNS)["train"]["text"]
+    texts = read_splits(write(tmp_path / "x.parquet", rows), "data.local.path", TEXT_COLUMNS)["train"]["text"]
     assert texts.isna().tolist() == [text is None for text in rows["text"]]
     assert texts.dropna().tolist() == [text for text in rows["text"] if text is not None]
     assert len(set(map(id, texts.dropna()))) == 2

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from pipeline.data.labels import pair_labels
+from pipeline.data.cleaning import pair_labels
 from pipeline.data.preferences import read_preferences
 from pipeline.data.text_episodes import text_episodes
 from pipeline.data.tokenizer import train_tokenizer

@@ -82,8 +82,8 @@ def test_answers_without_a_prompt_are_on_one_side_in_whatever_order_they_are_ran
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"completions": TEXTS[:2]}, "2 completions, and reward.ranked is 3"),
-        ({"ranks": [1, 2, 3, 4]}, "4 ranks, and reward.ranked is 3"),
+        ({"completions": TEXTS[:2]}, "2 completions, and reward.learned.ranked is 3"),
+        ({"ranks": [1, 2, 3, 4]}, "4 ranks, and reward.learned.ranked is 3"),
         ({"ranks": [1, 2, 2]}, r"ranks \[1, 2, 2\] must be the numbers from 1 \(best\) to 3, each once"),
         ({"ranks": [0, 1, 2]}, r"ranks \[0, 1, 2\] must be"),
         ({"ranks": [1, 2.5, 3]}, r"ranks \[1, 2.5, 3\] must be"),

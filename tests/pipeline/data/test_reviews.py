@@ -17,7 +17,7 @@ from pipeline.data import reviews as grammar
 from pipeline.data import semantics
 from pipeline.data import vocabulary as lexicon
 from pipeline.data.reviews import Distribution, Pattern, Review, count_reviews, generate
-from pipeline.data.vocabulary import SENTIMENTS, Sentiment
+from pipeline.data.vocabulary import SENTIMENTS
 
 
 @cache
@@ -34,14 +34,11 @@ def plan_weights() -> tuple[float, float]:
     return math.fsum(clear for _, clear, _ in lexicon.PLANS), math.fsum(mixed for _, _, mixed in lexicon.PLANS)
 
 
-def entropy(probabilities: tuple[float, ...]) -> float:
-    return -math.fsum(p * math.log(p) for p in probabilities)
-
-
 def test_same_seed_same_reviews_and_a_shorter_list_is_a_prefix() -> None:
     many = generate(300, seed=9)
     assert many == generate(300, seed=9)
     assert generate(120, seed=9) == many[:120]
+    assert generate(40, seed=9, insults=0.0) == many[:40]
     assert generate(0, seed=9) == []
     assert {one.text for one in generate(300, seed=10)} != {one.text for one in many}
 
@@ -53,10 +50,18 @@ def test_the_sequence_is_pinned_across_versions() -> None:
 PINNED = "It is based on a famous poem. The jokes were not clever, but the ending was really strong. I liked this film."
 
 
-@pytest.mark.parametrize("n", [-1, 10**18])
-def test_impossible_sizes_are_refused(n: int) -> None:
-    with pytest.raises(ValueError, match=f"n = {n}: give a number of reviews from 0 to"):
-        generate(n, seed=0)
+@pytest.mark.parametrize(
+    ("n", "insults", "says"),
+    [
+        (-1, 0.0, "n = -1: give a number of reviews from 0 to"),
+        (10**18, 0.0, "give a number of reviews from 0 to"),
+        (1, -0.1, "give the share of reviews that insult, from 0 to 1"),
+        (1, 1.1, "give the share of reviews that insult, from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(n: int, insults: float, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        generate(n, seed=0, insults=insults)
 
 
 def test_a_repeated_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,10 +70,6 @@ def test_a_repeated_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(grammar, "_review", lambda rng, insults: next(drawn))
     assert [one.text for one in generate(3, seed=0)] == ["a", "b", "c"]
-
-
-def test_texts_are_distinct() -> None:
-    assert len({one.text for one in reviews()}) == 20_000
 
 
 def test_texts_are_written_as_people_write() -> None:
@@ -99,21 +100,6 @@ def test_lengths_suit_a_completion_of_32_tokens() -> None:
         for length, one in zip(lengths, reviews(), strict=True)
     ]
     assert statistics.fmean(count > 32 for count in tokens) < 0.02
-
-
-def test_the_vocabulary_is_small() -> None:
-    words = {word for one in reviews() for word in re.findall(r"[A-Za-z]+", one.text)}
-    assert 140 <= len(words) <= 250
-
-
-def test_most_reviews_open_with_a_neutral_remark() -> None:
-    clear, mixed = plan_weights()
-    expected = math.fsum(
-        0.8 * a / clear + 0.2 * b / mixed for plan, a, b in lexicon.PLANS if plan.split()[0] in lexicon.NEUTRAL
-    )
-    share = statistics.fmean(re.match(r"(I|We) (saw|watched)|It ", one.text) is not None for one in reviews())
-    assert share == pytest.approx(expected, abs=0.015)
-    assert 0.65 < share < 0.85
 
 
 def test_scores_follow_the_sentiment() -> None:
@@ -235,64 +221,6 @@ def test_shares_of_the_ways_to_say_it() -> None:
         assert hits / total == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / total)), name
 
 
-def entropy_given_sentiment(sentiment: Sentiment) -> float:
-    """H(text | sentiment) in nats, summed production by production."""
-    favourable = lexicon.FAVOURABLE[sentiment]
-    of_sign: dict[lexicon.Sign, float] = {1: favourable, -1: 1 - favourable}
-    remarks = {kind: entropy(table.probabilities) for kind, table in grammar.REMARKS.items()}
-    aspect = sum(p * entropy(grammar.ASPECT_CLAUSES[sign].probabilities) for sign, p in of_sign.items())
-    halves = sum(entropy(table.probabilities) for table in grammar.COPULAS.values())
-    closing = {
-        k: sum(p * entropy(t[sign].probabilities) for sign, p in of_sign.items()) for k, t in grammar.CLOSING.items()
-    }
-    plans = grammar.PLANS[sentiment]
-    total = entropy(plans.probabilities)
-    for plan, p in zip(plans.items, plans.probabilities, strict=True):
-        unused = len(grammar.ASPECTS)
-        for kind in plan:
-            if kind in remarks:
-                total += p * remarks[kind]
-                continue
-            total += p * entropy((favourable, 1 - favourable))
-            for _ in range({"aspect": 1, "contrast": 2}.get(kind, 0)):
-                total += p * math.log(unused)
-                unused -= 1
-            total += p * {"aspect": aspect, "contrast": halves, **closing}[kind]
-    return total
-
-
-def test_mean_logprob_is_the_entropy_of_the_grammar() -> None:
-    given = math.fsum(lexicon.SENTIMENT_PROBABILITY[s] * entropy_given_sentiment(s) for s in SENTIMENTS)
-    # H(text) = H(text | sentiment) + I(text; sentiment); the second is estimated from how well the text tells the
-    # sentiment
-    information = statistics.fmean(
-        _log_posterior(one) - math.log(lexicon.SENTIMENT_PROBABILITY[one.sentiment]) for one in reviews()
-    )
-    assert 0.2 < information < entropy(tuple(lexicon.SENTIMENT_PROBABILITY.values()))
-    nats = [-one.logprob for one in reviews()]
-    error = statistics.stdev(nats) / math.sqrt(len(nats))
-    assert statistics.mean(nats) == pytest.approx(given + information, abs=4 * error)
-    assert 20 < statistics.mean(nats) < 35
-
-
-def _log_posterior(review: Review) -> float:
-    """log p(sentiment | text), by Bayes' rule on the kinds and signs that the judge reads off the text."""
-    clauses = semantics.judge("", review.text).clauses
-    kinds = tuple(
-        "contrast" if ", but " in c.text else "aspect" if c.topics[0] in dict(grammar.ASPECTS) else c.topics[0]
-        for c in clauses
-    )
-    joint = {}
-    for sentiment in SENTIMENTS:
-        plans = grammar.PLANS[sentiment]
-        joint[sentiment] = lexicon.SENTIMENT_PROBABILITY[sentiment] * plans.probabilities[plans.items.index(kinds)]
-        for clause, kind in zip(clauses, kinds, strict=True):
-            if kind in grammar.JUDGING:
-                value = semantics.CLAIMS[clause.text.split(", but ")[1]].value if kind == "contrast" else clause.value
-                joint[sentiment] *= lexicon.FAVOURABLE[sentiment] if value > 0 else 1 - lexicon.FAVOURABLE[sentiment]
-    return math.log(joint[review.sentiment] / sum(joint.values()))
-
-
 def test_count_agrees_with_pairs_and_triples_counted_one_by_one() -> None:
     clauses = [clause for clause in semantics.SENTENCES.values() if clause.topics[0] in dict(grammar.ASPECTS)]
     by_topic = Counter(clause.topics[0] for clause in clauses)
@@ -332,6 +260,13 @@ def test_the_share_of_reviews_that_insult_is_what_was_asked_for() -> None:
 def test_the_helpful_judge_finds_the_score_of_every_review_that_insults() -> None:
     assert all(semantics.judge("", one.text, insults=True).score == one.score for one in insulting())
     assert all(semantics.judge("", one.text, insults=True).faults == 0 for one in insulting())
+
+
+def test_the_probability_of_a_review_is_that_of_its_one_derivation() -> None:
+    """With the sentiment summed out; its mean is what no language model of these texts can beat."""
+    for one in reviews()[:1000]:
+        assert one.logprob == pytest.approx(_logprob(one.text), abs=1e-9), one.text
+    assert statistics.mean(one.logprob for one in reviews()) == pytest.approx(-27.4, abs=0.1)
 
 
 def test_the_probability_of_an_insult_is_that_of_the_rest_times_its_own() -> None:
@@ -391,13 +326,3 @@ def _of(table: Distribution[Pattern], text: str) -> float:
         if any(grammar.fill(pattern, aspect) == text for aspect in grammar.ASPECTS):
             return math.log(p)
     raise KeyError(text)
-
-
-def test_without_insults_the_sequence_is_the_same() -> None:
-    assert generate(40, seed=9, insults=0.0) == generate(40, seed=9)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.1])
-def test_what_is_no_share_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match="give the share of reviews that insult, from 0 to 1"):
-        generate(1, seed=0, insults=share)

@@ -12,7 +12,7 @@ from pipeline.errors import UserError
 from pipeline.forecast.advice import Forecast, changed, check_budget, knobs, predict, remedy, variants
 
 SEPARATE = {"critic.kind": "separate"}
-TINYLLAMA = {"model.base": "TinyLlama/TinyLlama-1.1B-Chat-v1.0", "adapter.kind": "lora", "adapter.quantize": "4bit"}
+QUANTISED = {"adapter.kind": "lora", "adapter.quantize": "4bit", "caps.memory_gib": 9.0}
 
 
 def t4(**changes: Any) -> TrialConfig:
@@ -38,7 +38,7 @@ def test_every_shipped_profile_is_predicted_to_fit(profile: str) -> None:
                    r" = 14\.6; 3\.16 h predicted on a T4, caps\.wall_clock_h = 2\.5\. .*critic\.kind=shared \(13\.3 "),
         ({"train.steps": 6_000}, r"^X cannot fit: 3\.95 h predicted on a T4, caps.wall_clock_h = 2\.5\. .*train.steps"),
         ({"caps.memory_gib": 0.5}, r"No single knob makes it fit, nor all of them together: take a smaller base"),
-        (TINYLLAMA, r"GiB predicted in stage reward \(optimiser"),  # which trains all weights, whatever PPO trains
+        (QUANTISED, r"GiB predicted in stage sft \(optimiser"),  # which trains all weights, whatever PPO trains
         ({"algorithm": "trpo"}, r"cannot fit"),
     ],
     ids=["both", "time", "nothing helps", "another stage", "TRPO"],
@@ -121,7 +121,7 @@ def test_where_no_single_knob_is_enough_several_are_named_together() -> None:
 
 
 def test_fewer_steps_are_advised_in_whole_rounds() -> None:
-    found = knobs(t4(reward__rounds=2, train__steps=6_000, caps__memory_gib=20.0))
+    found = knobs(t4(reward__learned__rounds=2, train__steps=6_000, caps__memory_gib=20.0))
     (steps,) = (changes["train.steps"] for changes, _ in found if "train.steps" in changes)
     assert steps % 8 == 0
 

@@ -12,9 +12,10 @@ import pytest
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
-from pipeline.forecast.subject import ForecastSubject, subject_of
-from pipeline.forecast.work import asked, asked_work, critic_work, measured
-from pipeline.models.sampler import EagerSampler
+from pipeline.forecast.shapes import ForecastSubject, subject_of
+from pipeline.forecast.work import asked, asked_work, critic_work, measured, sampling
+from pipeline.models.sampling import EagerSampler
+from pipeline.resources.roofline import BYTES_READ_HALF
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import LearnedReward
 from pipeline.run.layout import Layout
@@ -27,10 +28,10 @@ SMALL: Mapping[str, Any] = {
     "data__heldout_prompts": 24,
     "data__sft_texts": 200,
     "sft__steps": 2,
-    "reward__pairs": 32,
-    "reward__heldout_pairs": 12,
+    "reward__learned__pairs": 32,
+    "reward__learned__heldout_pairs": 12,
     "reward__calibration_samples": 16,
-    "reward__batch_size": 12,
+    "reward__learned__batch_size": 12,
     "train__steps": 4,
     "train__response_length": 4,
     "evaluate__prompts": 10,
@@ -73,8 +74,8 @@ def run(cfg: TrialConfig, root: Path, monkeypatch: pytest.MonkeyPatch, until: st
     ("changes", "until"),
     [
         ({"critic__pretraining_steps": 2, "evaluate__best_of": 2}, "evaluate"),
-        ({"reward__ranked": 4, "reward__pairs": 36}, "reward"),
-        ({"reward__ensemble": 2}, "reward"),
+        ({"reward__learned__ranked": 4, "reward__learned__pairs": 36}, "reward"),
+        ({"reward__learned__ensemble": 2}, "reward"),
         ({"reward__kind": "composite", "reward__parts": LEARNED_TWICE}, "reward"),
     ],
     ids=["all", "rankings", "ensemble", "composite"],
@@ -126,3 +127,13 @@ def test_measuring_goes_through_the_trunk_and_for_some_tokens_through_the_head()
     attended = 4.0 * trial.shape.attention * trial.shape.layers * 8
     row = 8 * (2.0 * trial.shape.maps + attended) + 2.0 * 4 * trial.shape.vocab * trial.shape.hidden
     assert measured(trial, 10, 8, 4).flops == pytest.approx(10 * row)
+
+
+@pytest.mark.parametrize(
+    ("together", "each", "prompts"), [(8, 1, 8), (4, 1, 8), (8, 4, 2), (4, 4, 2), (3, 4, 4), (3, 2, 5)]
+)
+def test_a_prompt_is_read_once_in_every_batch_that_has_responses_to_it(together: int, each: int, prompts: int) -> None:
+    """8 responses, `together` at a time: what each weight is multiplied by is 2 a position of a prompt or response."""
+    trial = subject(smoke(runtime__rollout_batch_size=together))
+    one, none = (sampling(trial, 8, maps, BYTES_READ_HALF, each).flops for maps in (1, 0))
+    assert one - none == pytest.approx(2 * (prompts * trial.mean_prompt + 8 * (16 - 1)), rel=1e-6)

@@ -9,41 +9,21 @@ from typer.testing import CliRunner
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.forecast.four_models import four_models, parameters_of
+from pipeline.forecast.four_models import BYTES, parameters_of
 from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import scratch_config
 
-BILLION = 2**30 / 1e9
-"""From GiB of so many parameters to bytes of one."""
 
-
-def test_seven_billion_parameters_are_84_gb_by_the_assumptions_of_the_table() -> None:
-    first = next(iter(four_models(parameters_of("7B")).values()))
-    assert [size * BILLION for size in first] == pytest.approx([28.0, 14.0, 28.0, 14.0, 84.0])
-
-
-@pytest.mark.parametrize(
-    ("given", "bytes_of_each"),
-    [
-        (
-            {},
-            [
-                (4, 2, 4, 2), (16, 2, 16, 2), (16, 4, 16, 4), (16, 2, 0, 2),
-                (2.16, 0, 2.16, 2), (0.676, 0, 1.16, 2), (0.676, 0, 0, 2),
-            ],
-        ),
-        (
-            {"trained": 6.0, "frozen": 1.0, "adapter_share": 0.02},
-            [
-                (6, 1, 6, 1), (16, 2, 16, 2), (16, 4, 16, 4), (16, 2, 0, 2),
-                (2.32, 0, 2.32, 2), (0.836, 0, 1.32, 2), (0.836, 0, 0, 2),
-            ],
-        ),
-    ],
-)  # fmt: skip
-def test_bytes_of_a_parameter(given: dict[str, float], bytes_of_each: list[tuple[float, ...]]) -> None:
-    found = [[size * BILLION for size in row] for row in four_models(1e9, **given).values()]
-    assert found == [pytest.approx([*each, sum(each)]) for each in bytes_of_each]
+def test_bytes_of_a_parameter() -> None:
+    """Seven billion parameters are 84 GB by the assumptions of the table that is often shown."""
+    assert 7 * sum(next(iter(BYTES.values()))) == 84
+    assert [*BYTES.values()] == [
+        pytest.approx(each)
+        for each in (
+            (4, 2, 4, 2), (16, 2, 16, 2), (16, 4, 16, 4), (16, 2, 0, 2),
+            (2.16, 0, 2.16, 2), (0.676, 0, 1.16, 2), (0.676, 0, 0, 2),
+        )
+    ]  # fmt: skip
 
 
 def test_a_size_or_a_model_is_counted(tmp_path: Path) -> None:
@@ -77,6 +57,5 @@ def test_the_command() -> None:
         ["plan", "kl_ablation", "--memory", "7B"],
         ["plan", "--memory", "7B", "--profile", "tiny"],
         ["plan", "--memory", "7B", "--set", "kl.beta=0.1"],
-        ["plan", "kl_ablation", "--frozen-bytes", "1"],
     ):
         assert run.invoke(ablate.app, arguments).exit_code == 2

@@ -17,7 +17,7 @@ from pipeline.resources.machine import GIB
 
 FILE = Path(__file__).with_name("golden.json")
 GOLDEN: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))
-FIGURES = ("stages", "hours", "own_hours", "shared_hours", "static_hours", "disk", "shared_disk_gib", "trained")
+FIGURES = ("stages", "hours", "own_hours", "shared_hours", "disk", "shared_disk_gib", "trained")
 LIBRARIES = "interpreter and libraries"
 
 
@@ -63,13 +63,15 @@ def test_the_weights_of_the_profile_t4_take_what_their_number_says() -> None:
 
 
 def test_what_an_ensemble_or_a_round_adds_is_a_multiple() -> None:
-    one, two, four = (forecast("tiny", {"reward.ensemble": models}) for models in (1, 2, 4))
+    one, two, four = (forecast("tiny", {"reward.learned.ensemble": models}) for models in (1, 2, 4))
     for figure in (lambda found: found.stages["train"]["reward"], lambda found: found.shared_disk_gib):
         assert figure(four) - figure(two) == pytest.approx(2 * (figure(two) - figure(one)))
-    rounds = {count: forecast("tiny", {"reward.rounds": count}) for count in (2, 4)}
+    rounds = {count: forecast("tiny", {"reward.learned.rounds": count}) for count in (2, 4)}
     assert rounds[4].disk["earlier rounds"] == pytest.approx(3 * rounds[2].disk["earlier rounds"])
     assert rounds[2].own_hours["reference"] == one.shared_hours["reference"], "scored by the trial's own reward"
-    opposed = {count: forecast("tiny", {"reward.against": "reference", "reward.rounds": count}) for count in (1, 4)}
+    opposed = {
+        count: forecast("tiny", {"reward.against": "reference", "reward.learned.rounds": count}) for count in (1, 4)
+    }
     drawn = opposed[1].shared_hours["reward"] - one.shared_hours["reward"]
     assert opposed[4].hours["reward"] - rounds[4].hours["reward"] == pytest.approx(3 * drawn)
 
@@ -79,13 +81,6 @@ def test_what_is_off_the_card_costs_time_and_no_memory() -> None:
     moved = plain.stages["train"]["reference"] + plain.stages["train"]["reward"]
     assert plain.stage_gib("train") - away.stage_gib("train") == pytest.approx(moved)
     assert away.hours["offload"] * 3600 == pytest.approx(750 * moved * GIB / 12e9), "750 updates, 12 GB/s"
-
-
-def test_the_static_sampler_gives_way_to_training() -> None:
-    plain, eager = forecast("t4"), forecast("t4", {"runtime.sampler": "eager"})
-    assert plain.stages == eager.stages
-    assert plain.hours == eager.hours
-    assert eager.static_hours is None
 
 
 def write() -> None:

@@ -8,26 +8,27 @@ from typing import Any
 import pytest
 
 from pipeline.config.loading import load_config
-from pipeline.config.ocr import OcrConfig
 from pipeline.forecast.advice import predict
-from pipeline.forecast.ocr import image_cost, image_lines, reading_hours
+from pipeline.forecast.ocr import SPEED, image_seconds, reading_hours
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import work_of
 
 OCR = {"reward.kind": "ocr"}
-EACH = image_cost(OcrConfig(), 16).seconds / 3600
+EACH = image_seconds(OcrSettings(), 16) / 3600
 """Hours of one core for a response of the profile `smoke`."""
 
 
 def test_an_image_costs_what_its_size_says() -> None:
     # 23 tokens: 92 characters in two lines. A text of that length was an image of 96 x 608 pixels, and its two crops
     # were 1,838 pixels wide together.
-    real, plain = work_of(OcrConfig()).of(96 * 608, [919.0, 919.0])[0], image_cost(OcrConfig(), 23)
-    assert plain.flops == pytest.approx(real, rel=0.1)
-    assert plain.seconds == pytest.approx(0.23, rel=0.25), "measured on one core"
-    assert image_cost(OcrConfig(), 46).flops > 1.6 * plain.flops
-    assert image_cost(OcrConfig(size=48), 23).flops > plain.flops
-    few = OcrConfig(characters=20)
-    assert image_cost(few, 500) == image_cost(few, 50), "the rest is not drawn"
+    found, read = (work_of(OcrSettings()).of(*size)[0] for size in ((96 * 608, []), (0, [919.0, 919.0])))
+    plain = image_seconds(OcrSettings(), 23)
+    assert plain == pytest.approx(found / SPEED["detector"] + read / SPEED["recogniser"], rel=0.1)
+    assert plain == pytest.approx(0.23, rel=0.25), "measured on one core"
+    assert image_seconds(OcrSettings(), 46) > 1.6 * plain
+    assert image_seconds(OcrSettings(size=48), 23) > plain
+    few = OcrSettings(characters=20)
+    assert image_seconds(few, 500) == image_seconds(few, 50), "the rest is not drawn"
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,6 @@ def test_an_image_costs_what_its_size_says() -> None:
 )
 def test_every_reader_reads_every_response_that_it_is_given(changes: dict[str, Any], images: int) -> None:
     assert reading_hours(load_config("smoke", changes), rewarded=2, judged=3) == pytest.approx(images * EACH)
-    readers = {key for key in changes if key.endswith("kind")}
-    assert len(image_lines(load_config("smoke", changes))) == bool(readers)  # both read in the same way
 
 
 @pytest.mark.parametrize(
@@ -74,4 +73,4 @@ def test_a_plan_comes_as_far_as_the_refusal_of_a_file(tmp_path: Path) -> None:
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no network")
     for path in (broken, tmp_path / "absent.onnx"):
-        assert image_cost(OcrConfig(detector=str(path)), 23) == image_cost(OcrConfig(), 23)
+        assert image_seconds(OcrSettings(detector=str(path)), 23) == image_seconds(OcrSettings(), 23)

@@ -13,15 +13,24 @@ from pipeline.forecast.advice import predict
 from pipeline.forecast.shapes import PUBLISHED, assumed_scorers, classifier_shape, measured
 
 OPT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072}
+TINYLLAMA = {
+    "vocab_size": 32_000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
 NEOX = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
 
 
 @pytest.mark.parametrize(
     ("config", "millions"),
     [
-        (PUBLISHED["gpt2"], 124.4),
+        ({"model_type": "gpt2"}, 124.4),
         (PUBLISHED["Qwen/Qwen1.5-0.5B"], 464.0),
-        (PUBLISHED["TinyLlama/TinyLlama-1.1B-Chat-v1.0"], 1100.0),
+        ({"model_type": "llama", **TINYLLAMA}, 1100.0),
         ({"model_type": "opt", **OPT}, 125.2),
         ({"model_type": "gpt_neox", "vocab_size": 50304, **NEOX}, 70.4),
     ],
@@ -90,10 +99,10 @@ def test_classifiers_count_by_their_own_configuration_or_by_a_stated_assumption(
     assert local.parameters == sum(one.numel() for one in network.parameters())
     assert local.maps == 2 * (4 * 64 * 64 + 2 * 64 * 128) + 64 * 64 + 2 * 64
     assert local.block_bytes == 4.0 * (4 * 64 + 2 * 128)
-    judge = {"judge.kind": "classifier", "judge.label": "POSITIVE"}
-    absent = {**judge, "judge.model": "someone/absent", "judge.revision": "0" * 40}
+    judge = {"judge.kind": "classifier", "judge.classifier.label": "POSITIVE"}
+    absent = {**judge, "judge.classifier.model": "someone/absent", "judge.classifier.revision": "0" * 40}
     assert assumed_scorers(load_config("t4", absent)) == ["someone/absent"]
-    assert assumed_scorers(load_config("t4", {**judge, "judge.model": str(tmp_path)})) == []
+    assert assumed_scorers(load_config("t4", {**judge, "judge.classifier.model": str(tmp_path)})) == []
     plain, assumed = predict(load_config("t4")), predict(load_config("t4", absent))
     assert plain
     assert assumed

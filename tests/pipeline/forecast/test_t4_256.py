@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 
@@ -48,27 +49,15 @@ def test_a_seed_takes_what_its_comment_and_the_study_say() -> None:
     assert total == pytest.approx(30.9, abs=0.1)
     shared, own = sum(found.shared_hours.values()), found.t4_hours + sum(found.own_hours.values())
     assert total == pytest.approx(5 * shared + 10 * own, abs=0.01)
-    fewer = forecast({"reward.pairs": 4096}).shared_hours
+    fewer = forecast({"reward.learned.pairs": 4096}).shared_hours
     once_more = fewer["reward"] + fewer["reference"]
-    other = in_all(study.model_copy(update={"arms": {"reward": {}, "loss": {"reward.pairs": 4096}}}))
+    other = in_all(study.model_copy(update={"arms": {"reward": {}, "loss": {"reward.learned.pairs": 4096}}}))
     assert other == pytest.approx(total + 5 * once_more, abs=0.01), "the reference model is shared, its rewards are not"
 
 
 def in_all(study: Study) -> float:
     (total,) = re.findall(r"trials in all: ([\d.]+) h", total_line(study, cells(study, None, {})))
     return float(total)
-
-
-def test_it_is_the_recipe_of_t4_with_longer_episodes_and_fewer_of_them() -> None:
-    ours, t4 = load_config("t4-256"), load_config("t4")
-    assert ours.train.response_length + ours.data.prompt_length[1] == 256
-    assert ours.model_dump(include={"data", "model", "algorithm", "kl", "optimiser", "critic", "evaluate", "caps"}) == (
-        t4.model_dump(include={"data", "model", "algorithm", "kl", "optimiser", "critic", "evaluate", "caps"})
-    )
-    same = ("steps", "num_epochs", "num_mini_batches", "missing_eos")
-    assert [getattr(ours.train, key) for key in same] == [getattr(t4.train, key) for key in same]
-    assert (ours.algorithm.cliprange, ours.algorithm.gae_lambda, ours.critic.vf_coef) == (0.2, 0.95, 1.0)
-    assert (ours.kl.beta, ours.optimiser.lr, ours.optimiser.guard) == (0.01, 2.5e-5, True)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.groups()))
@@ -87,8 +76,6 @@ def test_one_row_of_the_comment_is_the_profile_itself() -> None:
 
 
 def test_no_larger_power_of_two_fits_whatever_the_micro_batch() -> None:
-    for episodes in (64, 128, 256):
-        for micro in (2, 4, 8, 16, 32, 64):
-            for again in (True, False):
-                changes = dict(zip(KEYS, (episodes, 4, 3000, micro, again), strict=True))
-                assert not forecast(changes).fits, changes
+    for micro, again in product((2, 8, 64), (True, False)):
+        changes = dict(zip(KEYS, (64, 4, 3000, micro, again), strict=True))
+        assert not forecast(changes).fits, changes

@@ -18,8 +18,8 @@ from pipeline.errors import UserError
 from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
-from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
 from pipeline.models.sampling import decode, tokenize_prompts
+from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
 
 
 def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ import torch
 from small_tokenizers import TEXTS, sentencepiece
 
 from pipeline.data.tokenizer import train_tokenizer
-from pipeline.models.closing_tokens import closing_tokens
+from pipeline.models.tokenizers import closing_tokens
 
 LINES = ["One.\n\nTwo; three, four: five! Six? Seven...\n", 'He said "no!" and left.', *TEXTS]
 KINDS = {"bytes": lambda: train_tokenizer(LINES, 500), "sentencepiece": sentencepiece}

@@ -14,29 +14,26 @@ import torch
 from helpers import smoke
 from tinynets import UNEVEN
 
-from pipeline.models import cpu
+from pipeline.models import process
 from pipeline.models.packing import Packing, attend
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import inverse_cdf
 from pipeline.run.layout import Layout
-from pipeline.stages import common
 from studies.definition.schema import single
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hand
 from studies.execution.started import Started
 
 
-def test_windows_has_no_handle_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def windows(name: Any) -> None:
-        raise TypeError("bad argument type for built-in operation")
+@pytest.mark.parametrize("windows", [True, False], ids=["no handle of the program", "no mallopt"])
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, windows: bool) -> None:
+    def library(name: Any) -> object:
+        if windows:
+            raise TypeError("bad argument type for built-in operation")
+        return object()
 
-    monkeypatch.setattr(ctypes, "CDLL", windows)
-    common.settle(smoke().runtime)
-
-
-def test_another_c_library_has_no_mallopt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    cpu.keep_freed_memory()
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    process.settle(smoke().runtime)
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"entered: {name}")
 
-    for module in ("models.sampling", "models.packing", "models.policy", "stages.common"):
+    for module in ("models.sampling", "models.packing", "models.policy", "models.process"):
         monkeypatch.setattr(f"pipeline.{module}.cpu", Closed())
 
 
@@ -58,7 +55,7 @@ META = torch.device("meta")
 @pytest.mark.usefixtures("closed")
 def test_a_run_on_a_card_does_not_enter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    common.settle(smoke(runtime__device="cuda").runtime)
+    process.settle(smoke(runtime__device="cuda").runtime)
     logits = torch.empty(4, 5000, device=META)
     assert inverse_cdf(logits, torch.empty(4, device=META)).shape == (4,)
     query = torch.empty(1, 2, 6, 8, device=META)
@@ -71,7 +68,7 @@ def test_a_run_on_a_card_does_not_enter(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("closed")
 def test_a_run_on_a_cpu_does() -> None:
-    for enter in (lambda: common.settle(smoke().runtime), lambda: UNEVEN.length_buckets(4)):
+    for enter in (lambda: process.settle(smoke().runtime), lambda: UNEVEN.length_buckets(4)):
         with pytest.raises(AssertionError, match="entered"):
             enter()
 
@@ -90,4 +87,4 @@ def test_only_trials_on_a_cpu_are_started_with_huge_pages(
 
 def test_reading_the_file_does_not_import_torch() -> None:
     code = "import sys, pipeline.models.cpu; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=common.__file__.rpartition("/pipeline/")[0]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3]).returncode == 0

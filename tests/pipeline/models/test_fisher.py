@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pipeline.models import lm_head as head_module
 from pipeline.models.adapters import choose_trained
-from pipeline.models.fisher import fisher_product, flat, shaped_as, swapped, trained
-from pipeline.models.hidden_states import packs
+from pipeline.models.fisher import fisher_product, flat, swapped, trained
 from pipeline.models.loading import scratch_model
 from pipeline.models.meter import meter
+from pipeline.models.packing import packs
 from pipeline.models.policy import Episodes, response_hidden, response_mask
 
 VOCAB = 7
@@ -99,14 +99,6 @@ def test_networks_that_are_not_packed_give_the_same(attention: str, near: float)
     torch.testing.assert_close(fisher_product(lm, EPISODES, vector, 1.0), packed, rtol=near, atol=near / 10)
 
 
-def test_rows_that_are_too_long_for_the_short_attention_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    lm = network()
-    vector = drawn(sum(parameter.numel() for parameter in trained(lm)), seed=8)
-    short = fisher_product(lm, EPISODES, vector, 1.0)
-    monkeypatch.setattr("pipeline.models.cpu.SHORT", 1)
-    torch.testing.assert_close(fisher_product(lm, EPISODES, vector, 1.0), short, rtol=1e-9, atol=1e-10)
-
-
 def test_neither_weights_nor_gradients_are_touched() -> None:
     lm = network(adapter__kind="lora")
     before = {name: (parameter, parameter.detach().clone()) for name, parameter in lm.named_parameters()}
@@ -141,11 +133,3 @@ def test_the_meter_counts_a_forward_with_tangents_three_times() -> None:
     fisher_product(lm, EPISODES, vector, 1.0)
     assert forward.shape == (9, VOCAB)
     assert sum(counted) == 3 * plain + with_backward
-
-
-def test_a_vector_comes_back_from_its_parts() -> None:
-    lm = network()
-    parameters = trained(lm)
-    vector = drawn(sum(parameter.numel() for parameter in parameters), seed=8)
-    assert torch.equal(flat(shaped_as(parameters, vector), parameters), vector)
-    assert not flat([None] * len(parameters), parameters).any()

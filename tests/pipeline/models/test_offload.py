@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pipeline.models.loading import freeze
 from pipeline.models.offload import Offload
+from pipeline.models.out_of_memory import MemoryFull
 from pipeline.models.policy import response_hidden
-from pipeline.resources.out_of_memory import MemoryFull
 
 CPU = torch.device("cpu")
 
@@ -69,21 +69,12 @@ def test_nothing_is_kept_on_the_card_and_nothing_is_put_there_twice() -> None:
     assert objects
     card = Card([lm, lm, object()])
     assert card.put == []
-    with card.at_hand(), card.at_hand():
-        assert len(card.put) == card.present == count
-    assert len(card.put) == count
-    assert card.present == 0
-
-
-def test_a_block_within_a_block_leaves_the_networks_where_they_are() -> None:
-    lm = frozen()
-    card = Card([lm])
-    waiting = addresses(lm)
     with card.at_hand():
         with card.at_hand():
-            pass
-        assert addresses(lm).isdisjoint(waiting)
-    assert addresses(lm) == waiting
+            assert len(card.put) == card.present == count
+        assert card.present == count, "the outer block goes on"
+    assert len(card.put) == count
+    assert card.present == 0
 
 
 def test_an_error_within_takes_them_off_again() -> None:

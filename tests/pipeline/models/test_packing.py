@@ -12,8 +12,7 @@ from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
 from pipeline.models import cpu, packing
-from pipeline.models.hidden_states import packs
-from pipeline.models.packing import ARCHITECTURES, Packing
+from pipeline.models.packing import ARCHITECTURES, packs
 from pipeline.models.policy import Episodes, response_hidden
 
 
@@ -83,14 +82,6 @@ def test_a_trunk_works_on_no_padding() -> None:
     response_hidden(model, UNEVEN)
     tokens = int(UNEVEN.query_mask.sum() + UNEVEN.lengths.sum())
     assert seen == [tokens - len(UNEVEN.ended), int(UNEVEN.lengths.sum())]
-
-
-def test_padding_in_the_grid_is_zero_and_comes_back_as_nothing() -> None:
-    packs_of = Packing.of(torch.tensor([1, 3]), 3, torch.tensor([0]), torch.tensor([0]))
-    packed = torch.arange(1.0, 9).view(1, 1, 4, 2)
-    grid = packs_of.grid(packed)
-    assert grid[0, 0, 1:].abs().sum() == 0
-    assert torch.equal(packs_of.pack(grid.transpose(1, 2)).transpose(1, 2), packed)
 
 
 def test_documentation_runs() -> None:

@@ -11,6 +11,7 @@ from tinynets import UNEVEN, network
 
 from pipeline.config.model import ModelConfig
 from pipeline.models.loading import load_head, prepared, save_head, scratch_model
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import (
     ActorCritic,
     Episodes,
@@ -21,9 +22,8 @@ from pipeline.models.policy import (
     response_mask,
     to_grid,
 )
-from pipeline.models.sampling import decode, inverse_cdf, sample, tokenize_prompts
+from pipeline.models.sampling import decode, sample, tokenize_prompts
 from pipeline.models.seeding import permutation, seed_of, uniforms
-from pipeline.resources.out_of_memory import Room
 
 VOCAB, PAD, EOS = 23, 0, 1
 
@@ -76,12 +76,6 @@ def test_padding_changes_nothing(model: Any) -> None:
     assert a.shape == (7, 16)
     assert torch.allclose(a, b, atol=1e-5)
     assert tight.labels.tolist() == loose.labels.tolist() == [10, EOS, 11, 12, 13, 14, EOS]
-
-
-def test_rows_do_not_see_each_other(model: Any) -> None:
-    together = response_hidden(model, episodes(QUERIES, RESPONSES))
-    alone = torch.cat([response_hidden(model, episodes([q], [r])) for q, r in zip(QUERIES, RESPONSES, strict=True)])
-    assert torch.allclose(together, alone, atol=1e-5)
 
 
 def test_log_probs_are_those_of_the_next_token(model: Any) -> None:
@@ -142,15 +136,6 @@ def draw(model: Any, noise: torch.Tensor, batch: int = 8, temperature: float = 1
     return sample(model, *queries(), noise, eos_id=EOS, pad_id=PAD, temperature=temperature, room=Room("rows", batch))
 
 
-def test_inverse_cdf_is_the_distribution() -> None:
-    logits = torch.tensor([0.5, 0.2, 0.3]).log().expand(3, 3)
-    assert inverse_cdf(logits, torch.tensor([0.49, 0.51, 0.99])).tolist() == [0, 1, 2]
-    noise = (torch.arange(10_000) + 0.5) / 10_000
-    counts = torch.bincount(inverse_cdf(logits[:1].expand(10_000, 3), noise), minlength=3)
-    assert counts.tolist() == [5000, 2000, 3000]
-    assert inverse_cdf(torch.zeros(1, 50_000), torch.tensor([1 - 2**-24])).item() < 50_000
-
-
 def test_a_sampled_token_is_the_inverse_cdf_of_the_training_distribution(model: Any) -> None:
     """Decoding with a cache, left padding and a batch must see the distribution that the losses see."""
     noise = uniforms(3, 12, "test")
@@ -161,33 +146,6 @@ def test_a_sampled_token_is_the_inverse_cdf_of_the_training_distribution(model: 
     below = cumulative.gather(1, (batch.labels - 1).clamp(min=0).unsqueeze(1)).squeeze(1) * (batch.labels > 0)
     assert bool((flat_noise >= below - 1e-4).all())
     assert bool((flat_noise <= cumulative.gather(1, batch.labels.unsqueeze(1)).squeeze(1) + 1e-4).all())
-
-
-def test_responses_end_at_their_first_eos(model: Any) -> None:
-    batch = draw(model, uniforms(3, 40, "long"))
-    for row, length, ended in zip(batch.responses.tolist(), batch.lengths.tolist(), batch.ended.tolist(), strict=True):
-        assert EOS not in row[: length - 1]
-        assert (row[length - 1] == EOS) is ended
-        assert ended or length == 40
-        assert set(row[length:]) <= {PAD}
-    assert bool(batch.ended.any())
-
-
-def test_how_many_rows_are_in_memory_changes_nothing(model: Any) -> None:
-    noise = uniforms(3, 12, "micro")
-    assert torch.equal(draw(model, noise, batch=8).query_responses, draw(model, noise, batch=1).query_responses)
-
-
-def test_equal_noise_and_equal_networks_give_equal_responses_and_other_noise_others(model: Any) -> None:
-    a, b = draw(model, uniforms(3, 12, "a")), draw(model, uniforms(3, 12, "b"))
-    assert torch.equal(a.query_responses, draw(model, uniforms(3, 12, "a")).query_responses)
-    assert not torch.equal(a.query_responses, b.query_responses)
-
-
-def test_temperature_sharpens(model: Any) -> None:
-    cold = draw(model, uniforms(3, 6, "t"), temperature=1e-4)
-    log_pi = log_probs(model, response_hidden(model, cold), 1.0)
-    assert cold.labels.tolist() == log_pi.argmax(-1).tolist()
 
 
 def test_pad_may_equal_eos(model: Any) -> None:

@@ -16,42 +16,48 @@ from tinytrial import CONTROLS, VOCAB, Killed, Killer, model, run, trainer
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl
 from pipeline.config.model import SftConfig
-from pipeline.config.rewards import RewardConfig
 from pipeline.errors import UserError
 from pipeline.models import precision
+from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import GradientSteps, Precision, execution, mixed_precision
 from pipeline.resources import machine
 from pipeline.resources.machine import processor
-from pipeline.resources.out_of_memory import MemoryFull, Room
 from pipeline.rewards import learned
 from pipeline.rewards.learned import new_reward_model, train_reward_model
+from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import Ranked
+from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
+from pipeline.training import language_model
 from pipeline.training.supervised import Supervised
 from pipeline.trial import run_trial
 
 CPU = torch.device("cpu")
-sft = importlib.import_module("pipeline.stages.sft")  # the package has a function of that name
 TEXTS = [[row, *range(2, 2 + row % 5 + 3), 1] for row in range(2, 18)]
 
 
 @pytest.mark.parametrize(
-    ("capability", "wanted"), [((7, 5), "fp16"), ((7, 0), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")]
-)
-def test_a_card_gets_what_it_can_do_and_says_why(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], wanted: str
+    ("capability", "asked", "wanted"),
+    [
+        ((7, 5), "", "fp16"), ((8, 0), "", "bf16"), ((9, 0), "", "bf16"),
+        ((9, 0), "fp32", "no"), ((9, 0), "fp16", "fp16"), ((9, 0), "bf16", "bf16"),
+    ],
+)  # fmt: skip
+def test_a_card_gets_what_it_can_do_or_what_is_asked_for_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], asked: str, wanted: str
 ) -> None:
     class Card:
         name, major, minor, total_memory = "A card", *capability, 16 * 2**30
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card)
+    monkeypatch.setenv(precision.CHOICE, asked)
     card = torch.device("cuda")
     assert mixed_precision(card) == wanted
     said = execution(card, 2, 3)
-    assert said["precision"].startswith(f"{wanted} autocast")
-    assert f"compute capability {capability[0]}.{capability[1]}" in said["precision"]
+    why = "asked for by ABLATE_PRECISION" if asked else f"compute capability {capability[0]}.{capability[1]}"
+    assert why in said["precision"]
     assert ("scaler" in said["precision"]) == (wanted == "fp16")
     assert (said["device"], said["attention"], said["threads"], said["processes"]) == (
         "A card, 16.0 GiB",
@@ -99,19 +105,6 @@ def test_the_processor_is_named(
     assert processor() in (named, "unknown")
 
 
-@pytest.mark.parametrize(("asked", "wanted"), [("fp32", "no"), ("fp16", "fp16"), ("bf16", "bf16"), ("", "bf16")])
-def test_the_environment_overrides_what_a_card_can_do(monkeypatch: pytest.MonkeyPatch, asked: str, wanted: str) -> None:
-    class Card:
-        name, major, minor, total_memory = "A card", 9, 0, 80 * 2**30
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Card)
-    monkeypatch.setenv(precision.CHOICE, asked)
-    card = torch.device("cuda")
-    assert mixed_precision(card) == wanted
-    assert ("asked for by ABLATE_PRECISION" in execution(card, 1, 1)["precision"]) == bool(asked)
-
-
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [("half", r"'half': must be one of fp32, fp16, bf16"), ("bf16", "below 8.0; use fp16 or fp32")],
@@ -125,7 +118,9 @@ def test_a_precision_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatc
 
 def trained(batch: int = 8, checkpointing: bool = False) -> Any:
     network = model()
-    sft.train(network, TEXTS, SftConfig(steps=6, batch_size=batch, max_tokens=8, lr=1e-2), Recorder(), checkpointing)
+    language_model.fit(
+        network, TEXTS, SftConfig(steps=6, batch_size=batch, max_tokens=8, lr=1e-2), Recorder(), checkpointing
+    )
     return network
 
 
@@ -138,7 +133,7 @@ def test_recomputing_and_fewer_texts_at_once_change_no_result(monkeypatch: pytes
     wanted = trained()
     assert furthest(model(), wanted) > 1e-3
     assert furthest(trained(checkpointing=True), wanted) < 1e-4
-    monkeypatch.setattr(sft, "text_rows", lambda *_: 3)
+    monkeypatch.setattr(language_model, "text_rows", lambda *_: 3)
     assert furthest(trained(), wanted) < 1e-4
 
 
@@ -168,7 +163,7 @@ def test_a_reference_that_not_even_one_text_fits_is_refused_in_words(
     def full(*_: Any) -> None:
         raise MemoryFull("out of memory with a single episode at once (sft.batch_size came down to 1)")
 
-    monkeypatch.setattr(sft, "train", full)
+    monkeypatch.setattr(importlib.import_module("pipeline.stages.sft"), "fit", full)
     with pytest.raises(UserError, match=r"sft\.batch_size came down to 1"):
         run_trial(smoke(sft__lr=2e-2), Layout(tmp_path), Recorder(), until="sft")
 
@@ -198,7 +193,7 @@ def test_gradients_of_a_reward_model_are_those_of_all_its_pairs_however_few_fit(
         return Episodes(tokens, torch.ones(12, 3).bool(), torch.ones(12, width).bool(), torch.zeros(12).bool())
 
     first, second, wins = sides(5), sides(6), torch.rand(12, generator=generator) < 0.5
-    cfg = RewardConfig(pairs=12, batch_size=6, epochs=2, lr=1e-2)
+    cfg = RewardConfig(learned=LearnedSettings(pairs=12, batch_size=6, epochs=2, lr=1e-2))
 
     def fitted(checkpointing: bool = False) -> Any:
         scorer = new_reward_model(model(), 0, CPU)
@@ -231,9 +226,9 @@ EVERY_CONTROL = CONTROLS | {
         "optimiser__guard": True,
         "optimiser__guard_steps": 5,
         "kl__control": "adaptive",
-        "kl__horizon": 20.0,
+        "kl__adaptive__horizon": 20.0,
         "kl__place": "loss",
-        "algorithm__dual_clip": 2.0,
+        "algorithm__clip__dual": 2.0,
         "critic__kind": "separate",
         "algorithm__whiten_rewards": True,
         "entropy__coef": 0.01,
@@ -325,7 +320,7 @@ def test_a_whole_trial_in_half_precision_keeps_fp32_weights(
 
         monkeypatch.setattr(module, function, looked)
 
-    places = {"stages.sft": "nats", "models.sampler": "sample", "stages.evaluate": "drift"}
+    places = {"training.language_model": "nats", "models.sampling": "sample", "stages.evaluate": "drift"}
     for module, function in places.items():
         look(importlib.import_module(f"pipeline.{module}"), function)
     look(learned, "states")

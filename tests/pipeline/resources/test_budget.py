@@ -11,12 +11,12 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.loading import load_config
-from pipeline.resources.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
+from pipeline.models.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
+from pipeline.models.process import settle
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
 from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
-from pipeline.stages.common import settle
 from pipeline.trial import prepare, run_trial
 from studies.definition.schema import single
 from studies.execution.agenda import Agenda
@@ -94,27 +94,6 @@ def test_the_high_water_mark_remembers_what_is_gone_and_starts_afresh_for_the_ne
     assert peak_gib() == pytest.approx(before + 0.25, abs=0.03)
     fresh_marks()
     assert peak_gib() == pytest.approx(before, abs=0.03)
-
-
-def test_a_trial_on_the_cpu_touches_no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    def touched(*args: object, **kwargs: object) -> None:
-        raise AssertionError("this would open a CUDA context")
-
-    for name in (
-        "current_device",
-        "get_device_properties",
-        "max_memory_allocated",
-        "reset_peak_memory_stats",
-        "set_device",
-        "empty_cache",
-    ):
-        monkeypatch.setattr(torch.cuda, name, touched)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    prepare(load_config("tiny", {"runtime.device": "cpu"}))
-    fresh_marks()
-    ledger = Ledger()
-    ledger.mark()
-    assert ledger.peak_gib == pytest.approx(peak_gib(), abs=0.1)
 
 
 def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:

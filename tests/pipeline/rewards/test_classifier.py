@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from pipeline.config.loading import load_config
-from pipeline.config.rewards import READY, JudgeConfig
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
+from pipeline.rewards.classifier_settings import ClassifierSettings
 from pipeline.rewards.folders import label_index
-from pipeline.rewards.registry import READY as LOADERS
 from pipeline.stages.sources import check_sources, scorers
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
@@ -82,7 +81,7 @@ def save(model: Any, folder: Path) -> str:
 
 
 def load(folder: str, label: str | None = "GOOD", output: Any = "log_odds", batch: int = 8) -> ClassifierReward:
-    cfg = JudgeConfig(kind="classifier", model=folder, label=label, output=output)
+    cfg = ClassifierSettings(model=folder, label=label, output=output)
     return load_classifier("judge", cfg, CPU, Room("rows", batch))
 
 
@@ -128,7 +127,7 @@ def test_a_single_output_needs_no_label_and_several_need_one(tmp_path: Path) -> 
     one = save(network("bert", num_labels=1, id2label={0: "score"}), tmp_path / "one")
     assert load(one, None)(completions(TEXTS)).shape == (3,)
     two = save(network("bert"), tmp_path / "two")
-    with pytest.raises(UserError, match=r"judge\.label = None: the model's labels are BAD, GOOD$"):
+    with pytest.raises(UserError, match=r"judge\.classifier\.label = None: the model's labels are BAD, GOOD$"):
         load(two, None)
     with pytest.raises(UserError, match="did you mean 'GOOD'"):
         load(two, "GOODE")
@@ -161,9 +160,11 @@ def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="could not be loaded as a sequence classifier"):
         load(str(pickled))
     wordy = Path(save(network("bert"), tmp_path / "wordy"))
-    (wordy / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend", "model_max_length": "512"}')
-    with pytest.raises(UserError, match="its tokenizer's model_max_length is no number"):
-        load(str(wordy))
+    for length in ('"512"', "false"):
+        settings = f'{{"tokenizer_class": "TokenizersBackend", "model_max_length": {length}}}'
+        (wordy / "tokenizer_config.json").write_text(settings)
+        with pytest.raises(UserError, match="its tokenizer's model_max_length is not a positive number"):
+            load(str(wordy))
     foreign = Path(save(network("bert"), tmp_path / "foreign"))
     content = json.loads((foreign / "config.json").read_text())
     content |= {
@@ -191,28 +192,31 @@ def test_a_wrong_label_or_another_kind_of_model_is_refused_before_anything_is_st
     )
     folder = save(t.BertForSequenceClassification(config), tmp_path / "judge")
 
-    def planned(**judge: str) -> None:
-        settings = {f"judge.{key}": value for key, value in {"kind": "classifier", "model": folder, **judge}.items()}
+    def planned(label: str, model: str = folder) -> None:
+        settings = {"judge.kind": "classifier", "judge.classifier.model": model, "judge.classifier.label": label}
         check_sources(load_config("smoke", settings), ["evaluate"])
 
-    planned(label="POSITIVE")
-    with pytest.raises(UserError, match=r"^judge.label = 'positive': the model's labels are NEGATIVE, POSITIVE"):
-        planned(label="positive")
+    planned("POSITIVE")
+    with pytest.raises(
+        UserError, match=r"^judge.classifier.label = 'positive': the model's labels are NEGATIVE, POSITIVE"
+    ):
+        planned("positive")
     other = save(t.BertForMaskedLM(config), tmp_path / "other")
-    with pytest.raises(UserError, match=r"^judge.model = .* is no sequence classifier but BertForMaskedLM$"):
-        planned(model=other, label="POSITIVE")
+    with pytest.raises(UserError, match=r"^judge.classifier.model = .* is no sequence classifier but BertForMaskedLM$"):
+        planned("POSITIVE", other)
 
 
 def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     folder = save(network("bert"), tmp_path)
-    judged = {"judge.kind": "classifier", "judge.model": str(folder), "judge.label": "POSITIVE", "judge.revision": None}
+    judged = {
+        "judge.kind": "classifier",
+        "judge.classifier.model": str(folder),
+        "judge.classifier.label": "POSITIVE",
+        "judge.classifier.revision": None,
+    }
     before = scorers(load_config("smoke", judged))
     assert {Path(name).name for name in before} >= {"model.safetensors", "config.json", "tokenizer.json"}
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "GOOD", "1": "BAD"}}))
     assert scorers(load_config("smoke", judged)) != before
     assert scorers(load_config("smoke", {})) == {}
-
-
-def test_every_kind_that_can_be_asked_for_can_be_loaded() -> None:
-    assert READY.keys() == LOADERS.keys()

@@ -14,16 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from pipeline.config.loading import load_config
-from pipeline.config.ocr import OcrConfig
-from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.models.meter import meter
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.resources import packages
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards import ocr, reading
 from pipeline.rewards.base import Completions, calibration
 from pipeline.rewards.ocr import OcrReward, character_error_rate, distance
+from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import PaddleReader, Reading, Work, _flops, paddle_reader, reading_order
 from pipeline.rewards.rendering import GRID, UNPRINTABLE, Written, plain, render, written
 from pipeline.stages.sources import check_sources, scorers
@@ -32,7 +31,7 @@ INSTALLED = all(find_spec(package) for package in packages.OCR)
 needs_ocr = pytest.mark.skipif(not INSTALLED, reason="rapidocr is not installed (pip install -e '.[ocr]')")
 CPU = torch.device("cpu")
 OCR = {"reward.kind": "ocr"}
-DEGRADED = OcrConfig(blur=1.0, noise=20.0, rotation=2.0)
+DEGRADED = OcrSettings(blur=1.0, noise=20.0, rotation=2.0)
 REVIEW = "The acting was absolutely superb, and the plot was dull."
 
 
@@ -57,11 +56,11 @@ class Says:
 
 def says(text: str, confidence: float = 1.0, **settings: Any) -> tuple[OcrReward, Says]:
     reader = Says(text, confidence)
-    return OcrReward("reward", OcrConfig(**settings), reader), reader
+    return OcrReward("reward", OcrSettings(**settings), reader), reader
 
 
 def rendered(text: str, **settings: Any) -> NDArray[np.uint8]:
-    cfg = OcrConfig(**settings)
+    cfg = OcrSettings(**settings)
     return render(written(text, cfg.columns, cfg.characters), cfg)
 
 
@@ -307,7 +306,7 @@ def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=said):
         check_sources(load_config("smoke", OCR), ["reward"])
     with pytest.raises(UserError, match=said):
-        paddle_reader("reward", OcrConfig())
+        paddle_reader("reward", OcrSettings())
     check_sources(load_config("smoke", OCR), ["sft"])
     part = {"reward.kind": "composite", "reward.parts": {"legible": {"kind": "ocr"}, "good": {"kind": "learned"}}}
     with pytest.raises(UserError, match=r"^reward\.parts\.legible\.kind = 'ocr': not installed"):
@@ -341,32 +340,29 @@ def test_files_that_are_configured_are_part_of_what_a_trial_is(tmp_path: Path) -
 
 
 def test_settings_reach_rewards_parts_and_judges() -> None:
-    assert load_config("smoke", OCR).reward.ocr == OcrConfig()
-    assert load_config("smoke", OCR) == load_config("smoke", {**OCR, "reward.ocr": {}})
-    assert load_config("smoke", {**OCR, "reward.ocr.blur": 1}).reward.scorers()["reward"].ocr == OcrConfig(blur=1)
+    assert load_config("smoke", OCR).reward.ocr == OcrSettings()
+    assert load_config("smoke", {**OCR, "reward.ocr.blur": 1}).reward.scorers()["reward"].ocr == OcrSettings(blur=1)
     below = {**OCR, "reward.ocr.blur": 1, "reward.ocr.size": 32}
     both = load_config("smoke", {"reward.ocr.blur": 2}, below=below)
-    assert both.reward.ocr == OcrConfig(blur=2, size=32)
-    assert load_config("smoke", {"judge.kind": "ocr", "judge.ocr.noise": 9}).gold.ocr == OcrConfig(noise=9)
+    assert both.reward.ocr == OcrSettings(blur=2, size=32)
+    assert load_config("smoke", {"judge.kind": "ocr", "judge.ocr.noise": 9}).gold.ocr == OcrSettings(noise=9)
     part = {
         "reward.kind": "composite",
         "reward.parts": {"a": {"kind": "ocr", "ocr": {"blur": 1}}, "b": {"kind": "ocr"}},
     }
     parts = load_config("smoke", part).reward.scorers()
-    assert [one.ocr for one in parts.values()] == [OcrConfig(blur=1), OcrConfig()]
+    assert [one.ocr for one in parts.values()] == [OcrSettings(blur=1), OcrSettings()]
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"reward.ocr.blur": 1}, r"reward: the settings ocr are for kind: ocr, kind is 'learned'; leave ocr out"),
-        ({"judge.ocr": {}}, r"judge: the settings ocr are for kind: ocr, kind is 'auto'; leave ocr out"),
+        ({"judge.ocr": {}}, r"unknown key 'judge\.ocr'; 'judge\.ocr' is a section: name its keys with a dot"),
         ({**OCR, "reward.ocr.blurr": 1}, r"unknown key 'reward\.ocr\.blurr'; did you mean 'reward\.ocr\.blur'\?"),
         ({**OCR, "reward.ocr.seed": 1}, r"seed 1 has no effect while noise and rotation are 0; set one of them"),
         ({**OCR, "reward.ocr.size": 4}, r"reward\.ocr\.size = 4: must be greater than or equal to 8"),
         ({**OCR, "reward.ocr.rotation": 90}, r"reward\.ocr\.rotation = 90: must be less than or equal to 45"),
         ({**OCR, "reward.ocr.noise": float("nan")}, r"reward\.ocr\.noise = nan: must be"),
-        ({**OCR, "reward.label": "GOOD"}, r"label 'GOOD' is for kind: classifier, kind is 'ocr'"),
     ],
 )
 def test_settings_that_are_wrong_or_cannot_act_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -377,13 +373,13 @@ def test_settings_that_are_wrong_or_cannot_act_are_refused(settings: dict[str, A
 
 @pytest.fixture(scope="module")
 def paddle() -> PaddleReader:
-    return paddle_reader("reward", OcrConfig())
+    return paddle_reader("reward", OcrSettings())
 
 
 @needs_ocr
 def test_paddle_reads_clean_text_without_an_error_and_bad_text_worse(paddle: PaddleReader) -> None:
     texts = [REVIEW, "I would not recommend it to anyone, and I mean it. The cast was good, the music was not."]
-    arms = [OcrConfig(), OcrConfig(blur=2.0, noise=60.0, rotation=5.0, seed=3)]
+    arms = [OcrSettings(), OcrSettings(blur=2.0, noise=60.0, rotation=5.0, seed=3)]
     clean, bad = (OcrReward("reward", cfg, paddle).legibility(texts) for cfg in arms)
     assert [one.error for one in clean] == [0.0, 0.0]
     assert all(0.5 < one.confidence < 1.0 for one in clean)
@@ -404,7 +400,7 @@ def test_paddle_gives_a_text_the_same_score_in_every_batch(paddle: PaddleReader)
     assert torch.equal(together, torch.cat(apart))
     assert torch.equal(together, threaded)
     assert bool((together > 0.3).all())
-    assert OcrReward("reward", OcrConfig(), paddle)(completions([""])).tolist() == [0.0]
+    assert OcrReward("reward", OcrSettings(), paddle)(completions([""])).tolist() == [0.0]
 
 
 @needs_ocr
@@ -415,7 +411,7 @@ def test_the_counted_work_is_that_of_the_networks() -> None:
     for part, name in (("detector", "PP-OCRv6_det_small.onnx"), ("recogniser", "PP-OCRv6_rec_small.onnx")):
         assert reading.flops_per_pixel(str(folder / name)) == pytest.approx(reading.BUNDLED[part], rel=0.01)  # type: ignore[index]
         assert (folder / name).stat().st_size == pytest.approx(reading.BUNDLED_BYTES[part], rel=0.01)  # type: ignore[index]
-        same = reading.work_of(OcrConfig(**{part: str(folder / name)}))
+        same = reading.work_of(OcrSettings(**{part: str(folder / name)}))
         assert same.flops[part] == pytest.approx(reading.BUNDLED[part], rel=0.01)  # type: ignore[index]
 
 
@@ -426,20 +422,20 @@ def test_networks_by_their_path_read_the_same_and_wrong_ones_are_refused(paddle:
     folder = Path(str(rapidocr.__file__)).parent / "models"
     detector, recogniser = (str(folder / f"PP-OCRv6_{part}_small.onnx") for part in ("det", "rec"))
     image = rendered(REVIEW)
-    own, bundled = paddle_reader("judge", OcrConfig(detector=detector, recogniser=recogniser))(image), paddle(image)
+    own, bundled = paddle_reader("judge", OcrSettings(detector=detector, recogniser=recogniser))(image), paddle(image)
     assert (own.text, own.confidence) == (bundled.text, bundled.confidence)
     with pytest.raises(UserError, match=r"^judge\.ocr\.recogniser = .* could not be loaded .* no list of characters\)"):
-        paddle_reader("judge", OcrConfig(recogniser=detector))
+        paddle_reader("judge", OcrSettings(recogniser=detector))
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no network")
     with pytest.raises(UserError, match=r"^judge\.ocr\.detector = '.*' could not be loaded as a detector") as error:
-        paddle_reader("judge", OcrConfig(detector=str(broken)))
+        paddle_reader("judge", OcrSettings(detector=str(broken)))
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match=r"judge\.ocr\.detector = 'PP-OCRv5_server_det' is no file \*\.onnx"):
-        paddle_reader("judge", OcrConfig(detector="PP-OCRv5_server_det"))
+        paddle_reader("judge", OcrSettings(detector="PP-OCRv5_server_det"))
 
 
 @needs_ocr
 def test_the_kind_is_loaded_by_its_name() -> None:
-    scorer = ocr.load("judge", JudgeConfig(kind="ocr"), CPU, Room("rows", 4))
+    scorer = ocr.load("judge", OcrSettings(), CPU, Room("rows", 4))
     assert 0.5 < float(scorer(completions([REVIEW]))) < 1.0

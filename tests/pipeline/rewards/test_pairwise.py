@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
-from pipeline.config.rewards import LEARNED, RewardConfig
 from pipeline.models.loading import scratch_model
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Completions
-from pipeline.rewards.families import FAMILIES
+from pipeline.rewards.families import family_of
+from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned import LearnedReward, bradley_terry_loss, train_reward_model
+from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.pairwise import (
     PairwiseModel,
     mean_win,
@@ -25,6 +26,7 @@ from pipeline.rewards.pairwise import (
     preference_logit,
 )
 from pipeline.rewards.rankings import Ranked, all_pairs_loss
+from pipeline.rewards.settings import RewardConfig
 
 CPU = torch.device("cpu")
 SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
@@ -36,10 +38,6 @@ def model(dimension: int = 4) -> PairwiseModel:
 
 def embeddings(n: int, numbers: int = 5, seed: int = 0) -> Tensor:
     return torch.randn(n, numbers, generator=torch.Generator().manual_seed(seed))
-
-
-def test_every_kind_that_the_configuration_knows_has_a_family() -> None:
-    assert LEARNED.keys() == FAMILIES.keys()
 
 
 def test_the_logit_by_hand() -> None:
@@ -128,9 +126,10 @@ def _cyclic_texts() -> tuple[Episodes, Episodes, Tensor]:
 
 def test_texts_in_a_circle_are_learned_and_the_model_survives_the_disk(tmp_path: Path) -> None:
     first, second, wins = _cyclic_texts()
-    cfg = RewardConfig(epochs=12, batch_size=32, lr=3e-3)
+    cfg = RewardConfig(learned=LearnedSettings(epochs=12, batch_size=32, lr=3e-3))
     right = {}
-    for kind, family in FAMILIES.items():
+    for kind in TRAINED:
+        family = family_of(kind)
         trained = family.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), cfg, CPU)
         loss = partial(all_pairs_loss, loss=family.loss)
         train_reward_model(trained, Ranked.of_pairs(first, second, wins), cfg, lambda *_: None, loss_of=loss)

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
-from pipeline.config.rewards import RewardConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards import learned
-from pipeline.rewards.families import FAMILIES
+from pipeline.rewards.families import family_of
 from pipeline.rewards.learned import bradley_terry_loss, new_reward_model, train_reward_model
+from pipeline.rewards.learned_settings import LearnedSettings
+from pipeline.rewards.preferences import prefer
 from pipeline.rewards.rankings import (
     Ranked,
     all_pairs_loss,
@@ -26,7 +27,7 @@ from pipeline.rewards.rankings import (
     in_order,
     plackett_luce_loss,
 )
-from pipeline.stages.preference_pairs import prefer
+from pipeline.rewards.settings import RewardConfig
 
 CPU = torch.device("cpu")
 SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
@@ -136,7 +137,7 @@ def test_an_order_is_learned_from_rankings(loss: Any) -> None:
     ranked, points = rankings()
     model = new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU)
     told: list[int] = []
-    cfg = RewardConfig(ranked=4, epochs=12, batch_size=64, lr=3e-3)
+    cfg = RewardConfig(learned=LearnedSettings(ranked=4, epochs=12, batch_size=64, lr=3e-3))
     train_reward_model(model, ranked, cfg, lambda done, total, loss: told.append(total), loss_of=loss)
     assert told == [12 * (128 // 10)] * (12 * 12), "64 pairs are ten rankings of four"
     with torch.no_grad():
@@ -148,8 +149,8 @@ def test_an_order_is_learned_from_rankings(loss: Any) -> None:
 
 def test_a_general_preference_model_learns_from_rankings_too() -> None:
     ranked, points = rankings()
-    family = FAMILIES["pairwise"]
-    cfg = RewardConfig(ranked=4, epochs=12, batch_size=64, lr=3e-3)
+    family = family_of("pairwise")
+    cfg = RewardConfig(learned=LearnedSettings(ranked=4, epochs=12, batch_size=64, lr=3e-3))
     model = family.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), cfg, CPU)
     train_reward_model(model, ranked, cfg, lambda *_: None, loss_of=partial(all_pairs_loss, loss=family.loss))
     with torch.no_grad():
@@ -164,7 +165,7 @@ def test_gradients_are_those_of_all_rankings_however_few_fit(monkeypatch: pytest
 
     def fitted() -> Tensor:
         model = new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU)
-        cfg = RewardConfig(ranked=4, epochs=2, batch_size=36, lr=1e-2)
+        cfg = RewardConfig(learned=LearnedSettings(ranked=4, epochs=2, batch_size=36, lr=1e-2))
         train_reward_model(model, ranked, cfg, lambda *_: None, loss_of=loss)
         # A shift of all scores changes no loss: the bias has no gradient but rounding, which Adam would magnify.
         named = [(name, weight.detach().flatten()) for name, weight in model.named_parameters()]

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
-from pipeline.config.rewards import RewardConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
-from pipeline.resources.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import (
@@ -21,9 +20,11 @@ from pipeline.rewards.learned import (
     new_reward_model,
     train_reward_model,
 )
+from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.preferences import accuracy, prefer, split_prompts
 from pipeline.rewards.rankings import Ranked
-from pipeline.stages.preference_pairs import accuracy, prefer, split_prompts
+from pipeline.rewards.settings import RewardConfig
 
 
 def completions(*pairs: tuple[str, str]) -> Completions:
@@ -111,7 +112,7 @@ def test_pairs_of_one_prompt_count_as_one_piece_of_evidence() -> None:
     ("prompts", "pairs", "heldout"), [(4096, 8192, 512), (256, 256, 64), (2, 8, 8), (3, 1, 100), (100, 10, 1)]
 )
 def test_heldout_pairs_have_prompts_of_their_own(prompts: int, pairs: int, heldout: int) -> None:
-    rows = split_prompts(prompts, RewardConfig(pairs=pairs, heldout_pairs=heldout)).tolist()
+    rows = split_prompts(prompts, RewardConfig(learned=LearnedSettings(pairs=pairs, heldout_pairs=heldout))).tolist()
     train, kept = set(rows[:pairs]), set(rows[pairs:])
     assert len(rows) == pairs + heldout
     assert not train & kept
@@ -146,7 +147,7 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
     train_reward_model(
         model,
         Ranked.of_pairs(first, second, better),
-        RewardConfig(epochs=12, batch_size=32, lr=3e-3),
+        RewardConfig(learned=LearnedSettings(epochs=12, batch_size=32, lr=3e-3)),
         lambda done, total, loss: told.append(done),
     )
     assert told == list(range(1, 12 * 8 + 1))

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import ast
 import dataclasses
-import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,12 @@ from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.run import dag
+from pipeline.run.code import Code
 from pipeline.run.dag import Stage
 from pipeline.run.layout import Layout
 from pipeline.run.lost import own_stages
 from pipeline.run.store import Artifact, Store
-from pipeline.stages import STAGES as REAL
-
-CODE = ("pipeline.errors",)
+from pipeline.stages.graph import STAGES as REAL
 
 
 def first(cfg: Any, out: Path, reporter: Any) -> dict[str, Any]:
@@ -46,10 +42,10 @@ def third(cfg: Any, out: Path, reporter: Any, *, constant: Artifact) -> dict[str
 
 
 STAGES = (
-    Stage("third", third, (), CODE),
-    Stage("second", second, ("sft.seed",), CODE),
-    Stage("first", first, ("data",), CODE),
-    Stage("constant", constant, (), CODE),
+    Stage("third", third, ()),
+    Stage("second", second, ("sft.seed",)),
+    Stage("first", first, ("data",)),
+    Stage("constant", constant, ()),
 )
 
 
@@ -76,19 +72,25 @@ def test_edges_read_from_the_source_are_those_of_the_functions() -> None:
         imported, every = dataclasses.replace(stage, run=stage.function()), [one.name for one in REAL]
         assert (stage.needs, stage.takes(every)) == (imported.needs, imported.takes(every))
     with pytest.raises(ValueError, match=r"'pipeline\.stages\.sft:absent', which does not exist"):
-        _ = Stage("sft", "pipeline.stages.sft:absent", (), CODE).needs
+        _ = Stage("sft", "pipeline.stages.sft:absent", ()).needs
 
 
 def test_code_that_is_edited_before_it_is_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key was made of the code as it was: what came after it must not be published under it."""
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(dag, "PROJECT", Code(tmp_path))
     module = tmp_path / "late_stage.py"
     module.write_text("def late(cfg, out, reporter):\n    return {'made': 1}\n")
-    stage = Stage("late", "late_stage:late", (), ("late_stage",))
-    assert [one.cached for one in dag.plan([stage], config(), Store(tmp_path / "store"))] == [False]
+    stage, store = Stage("late", "late_stage:late", ()), Store(tmp_path / "store")
+    assert [one.cached for one in dag.plan([stage], config(), store)] == [False]
     module.write_text("def late(cfg, out, reporter):\n    return {'made': 2222}\n")
     with pytest.raises(UserError, match=r"late_stage\.py was edited while this command was running"):
-        dag.run([stage], config(), Store(tmp_path / "store"), Recorder())
+        dag.run([stage], config(), store, Recorder())
+    monkeypatch.setattr(dag, "PROJECT", Code(tmp_path))
+    dag.run([stage], config(), store, Recorder())
+    module.write_text("def late(cfg, out, reporter):\n    return {'made': 3}\n")
+    monkeypatch.setattr(dag, "PROJECT", Code(tmp_path))
+    assert [one.why for one in dag.plan([stage], config(), store)] == ["code changed"]
 
 
 def test_planning_imports_nothing_that_computes(tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_faults_of_the_graph_are_named() -> None:
         dag.order(STAGES[:2])
     with pytest.raises(ValueError, match="same name"):
         dag.order((STAGES[2], STAGES[2]))
-    loop = Stage("first", lambda cfg, out, reporter, *, second: {}, (), CODE)
+    loop = Stage("first", lambda cfg, out, reporter, *, second: {}, ())
     with pytest.raises(ValueError, match="in a circle"):
         dag.order((loop, STAGES[1]))
 
@@ -119,8 +121,8 @@ def test_a_stage_that_some_trials_have_is_in_no_other_trials_keys(tmp_path: Path
     def extra(cfg: Any, out: Path, reporter: Any, *, first: Artifact) -> dict[str, Any]:
         return {}
 
-    optional = Stage("extra", extra, ("values",), CODE, only=lambda config: config.algorithm.needs_values)
-    ends, store = Stage("last", last, ("kl.beta",), CODE), Store(tmp_path)
+    optional = Stage("extra", extra, ("values",), only=lambda config: config.algorithm.needs_values)
+    ends, store = Stage("last", last, ("kl.beta",)), Store(tmp_path)
     plain = dag.plan((STAGES[2], ends), config(), store), dag.run((STAGES[2], ends), config(), store, Recorder())
     graph = (ends, STAGES[2], optional)
     assert (ends.needs, ends.takes(["extra"])) == (("first",), ("first", "extra"))
@@ -158,7 +160,7 @@ def test_a_stage_sees_only_what_it_declares(tmp_path: Path) -> None:
         return {"steps": cfg.sft.steps}
 
     with pytest.raises(AttributeError):
-        dag.run([Stage("nosy", nosy, ("sft.seed",), CODE)], config(), Store(tmp_path), Recorder())
+        dag.run([Stage("nosy", nosy, ("sft.seed",))], config(), Store(tmp_path), Recorder())
 
 
 def test_plan_says_what_and_why_and_builds_nothing(tmp_path: Path) -> None:
@@ -173,119 +175,15 @@ def test_plan_says_what_and_why_and_builds_nothing(tmp_path: Path) -> None:
     assert changed["second"] == "sft.seed 0 -> 7"
 
 
-def test_code_counts_but_comments_and_docstrings_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    module = tmp_path / "some_module.py"
-    digests = []
-    for text in (
-        "def f():\n    return 1\n",
-        '"""Doc."""\n# why\ndef f():\n    """Doc."""\n    return 1\n',
-        "def f():\n    return 2\n",
-    ):
-        module.write_text(text)
-        dag._tree_digest.cache_clear()
-        digests.append(dag.code_digest(("some_module",)))
-    assert digests[0] == digests[1] != digests[2]
-    stage = Stage("first", first, ("data",), ("some_module",))
-    module.write_text("x = 1\n")
-    dag._tree_digest.cache_clear()
-    dag.run([stage], config(), Store(tmp_path / "store"), Recorder())
-    module.write_text("x = 2\n")
-    dag._tree_digest.cache_clear()
-    plan = dag.plan([stage], config(), Store(tmp_path / "store"))
-    assert (plan[0].cached, plan[0].why) == (False, "code changed")
-    with pytest.raises(ValueError, match="does not exist"):
-        dag.code_digest(("no_such_module",))
-
-
-HARMLESS = {
-    "pipeline.run.store", "pipeline.run", "pipeline.errors", "pipeline.wording", "pipeline.named_files",
-    "pipeline.resources.device", "pipeline.resources", "pipeline.resources.packages",
-    "pipeline.run.hub",
-    "pipeline.config", "pipeline.config.base", "pipeline.config.data", "pipeline.config.model",
-    "pipeline.config.algorithm", "pipeline.config.kl", "pipeline.config.networks", "pipeline.config.presets",
-    "pipeline.config.rewards", "pipeline.config.runtime", "pipeline.config.names", "pipeline.config.messages",
-    "pipeline.config.trial", "pipeline.config.train", "pipeline.config.ocr", "pipeline.run.layout",
-    "pipeline.run.leaving", "pipeline.run.metrics", "pipeline.run.progress", "pipeline.run.metrics_log",
-    # what work would cost on a T4: it ends in log/cost.json, which is no part of an artifact's digest
-    "pipeline.resources.roofline",
-    "pipeline.data", "pipeline.models", "pipeline.training", "pipeline.algorithms",
-    "pipeline.algorithms.mathematics", "pipeline.rewards",  # the packages themselves: a docstring each
-}  # fmt: skip
-"""Storage, checks and words. A change in them cannot change what a stage writes for the same values of its
-configuration."""
-
-
-def imports(module: str) -> set[str]:
-    """First-party modules that a module imports, at the top or inside functions."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None
-    assert spec.origin is not None
-    nodes = ast.walk(ast.parse(Path(spec.origin).read_text()))
-    found = [
-        (node.module, [alias.name for alias in node.names])
-        for node in nodes
-        if isinstance(node, ast.ImportFrom) and node.module
-    ]
-    submodules = {f"{parent}.{name}" for parent, names in found for name in names if is_module(parent, name)}
-    return {name for name in {parent for parent, _ in found} | submodules if name.startswith("pipeline.")}
-
-
-def is_module(parent: str, name: str) -> bool:
-    if not parent.startswith("pipeline"):
-        return False
-    spec = importlib.util.find_spec(parent)
-    return bool(spec and spec.submodule_search_locations and importlib.util.find_spec(f"{parent}.{name}"))
-
-
 def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path: Path) -> None:
     reviews = tmp_path / "reviews.csv"
-    changes = {"data.source": "local", "data.path": str(reviews)}
+    changes = {"data.source": "local", "data.local.path": str(reviews)}
     prompts = [stage for stage in REAL if stage.name == "prompts"]
     keys = []
     for text in ("good", "good", "bad!"):
         reviews.write_text(f"text,label\n{text},1\n")
         keys.append(dag.plan(prompts, load_config("smoke", changes), Store(tmp_path / "store"))[0].key)
     assert keys[0] == keys[1] != keys[2]
-
-
-FORECAST = {
-    "pipeline.forecast.work", "pipeline.forecast.memory", "pipeline.resources.roofline", "pipeline.forecast.shapes",
-    "pipeline.forecast.subject", "pipeline.forecast.advice", "pipeline.forecast.ocr",
-}  # fmt: skip
-"""What a trial would take. A change in it must leave every finished artifact valid."""
-
-
-def source_files(modules: Iterable[str]) -> set[Path]:
-    return {path for module in modules for path in dag._sources(module)}
-
-
-def test_what_the_planner_knows_is_in_no_key() -> None:
-    """Another model in the table of published sizes, or another card in the roofline, builds nothing again."""
-    assert Path("pipeline/forecast/shapes.py").resolve() in source_files(FORECAST)
-    for stage in REAL:
-        assert not source_files(stage.modules) & source_files(FORECAST), stage.name
-
-
-def test_a_model_more_in_the_planners_table_leaves_every_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an editor would add it: the file's text changes, and with it every digest that reads the file."""
-    from pipeline.forecast import shapes as shape
-
-    table, read = Path(shape.__file__), Path.read_text
-
-    def edited(path: Path, *rest: Any, **more: Any) -> str:
-        text = read(path, *rest, **more)
-        return text + '\nPUBLISHED["new/model"] = {"model_type": "llama"}\n' if path == table else text
-
-    def digests() -> list[str]:
-        dag._tree_digest.cache_clear()
-        return [dag.code_digest(stage.modules) for stage in REAL]
-
-    before, planner = digests(), dag.code_digest(("pipeline.forecast.shapes",))
-    monkeypatch.setattr(Path, "read_text", edited)
-    assert digests() == before
-    assert dag.code_digest(("pipeline.forecast.shapes",)) != planner
-    dag._tree_digest.cache_clear()
 
 
 def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,19 +219,6 @@ def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(s
     assert plan["sft"].why == "precision fp32 -> unknown (no GPU here)"
 
 
-def test_stages_declare_all_the_code_they_are_made_of() -> None:
-    """Everything that a stage's module imports, directly or not, is part of its key or harmless."""
-    for stage in REAL:
-        reached, waiting = set(), {stage.function().__module__}
-        while waiting:
-            module = waiting.pop()
-            reached.add(module)
-            if module not in HARMLESS:
-                waiting |= imports(module) - reached
-        for module in reached - HARMLESS:
-            assert any(module == one or module.startswith(f"{one}.") for one in stage.modules), (stage.name, module)
-
-
 def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> None:
     """The last round has the plain name, so whoever asks for a stage gets what the trial ended with."""
 
@@ -349,32 +234,32 @@ def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> N
         return {"seen": learn.meta["seen"], "label": label.meta["seen"]}
 
     def rounds(config: Any) -> int:
-        return int(config.reward.rounds)
+        return int(config.reward.learned.rounds)
 
     graph = (
-        Stage("learn", learn, ("reward.rounds",), CODE, rounds=rounds),
-        Stage("label", label, ("reward.rounds",), CODE, rounds=rounds),
-        Stage("ends", ends, (), CODE),
+        Stage("learn", learn, ("reward.learned",), rounds=rounds),
+        Stage("label", label, ("reward.learned",), rounds=rounds),
+        Stage("ends", ends, ()),
         STAGES[2],
     )
-    store, three = Store(tmp_path), config(reward__rounds=4, train__steps=64)
+    store, three = Store(tmp_path), config(reward__learned__rounds=4, train__steps=64)
     names = ["first", "label-1", "learn-1", "label-2", "learn-2", "label-3", "learn-3", "label", "learn", "ends"]
     assert [one.name for one in dag.stages_of(graph, three)] == names
     found = dag.run(graph, three, store, Recorder())
     assert found["ends"].meta["seen"] == ["label", "learn"] * 4
     assert found["ends"].meta["label"] == [*["label", "learn"] * 3, "label"]
     assert all(one.cached for one in dag.plan(graph, three, store))
-    plan = {one.stage: one for one in dag.plan(graph, config(reward__rounds=2), store)}
+    plan = {one.stage: one for one in dag.plan(graph, config(reward__learned__rounds=2), store)}
     assert list(plan) == ["first", "label-1", "learn-1", "label", "learn", "ends"]
-    assert plan["label-1"].why == "reward.rounds 4 -> 2"
+    assert plan["label-1"].why == "reward.learned.rounds 4 -> 2"
     once = [one.name for one in dag.stages_of(graph, config())]
     assert once == ["first", "label", "learn", "ends"]
 
 
 def test_the_rounds_of_a_trial_are_stages_of_their_own() -> None:
-    names = [one.name for one in dag.stages_of(REAL, config(reward__rounds=2))]
+    names = [one.name for one in dag.stages_of(REAL, config(reward__learned__rounds=2))]
     assert names == ["prompts", "sft", "reward-1", "train-1", "reward", "reference", "train", "evaluate"]
-    stages = {one.name: one for one in dag.stages_of(REAL, config(reward__rounds=2))}
+    stages = {one.name: one for one in dag.stages_of(REAL, config(reward__learned__rounds=2))}
     assert stages["reward"].takes(names) == ("prompts", "sft", "reward-1", "train-1")
     assert stages["reward-1"].takes(names) == ("prompts", "sft")
     assert stages["train"].takes(names) == ("prompts", "sft", "reward", "train-1")
@@ -382,6 +267,6 @@ def test_the_rounds_of_a_trial_are_stages_of_their_own() -> None:
 
 
 def test_what_comes_after_the_first_training_is_a_trials_own() -> None:
-    names = [one.name for one in dag.stages_of(REAL, config(reward__rounds=2))]
+    names = [one.name for one in dag.stages_of(REAL, config(reward__learned__rounds=2))]
     assert own_stages(names) == {"train-1", "reward", "reference", "train", "evaluate"}
     assert own_stages(one.name for one in dag.stages_of(REAL, config())) == {"train", "evaluate"}

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config.data import DataConfig
+from pipeline.data.settings import DataConfig, HubSettings
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.run import hub
@@ -39,11 +39,12 @@ configs:
 """
 PROGRAM = """
 import sys
-from pipeline.config.data import DataConfig
+from pipeline.data.settings import DataConfig
 from pipeline.data.corpus import load_corpus
+from pipeline.data.settings import HubSettings
 from pipeline.errors import UserError
 try:
-    corpus = load_corpus(DataConfig(source="hub", name="some-org/MovieReviews", revision=sys.argv[1]))
+    corpus = load_corpus(DataConfig(source="hub", hub=HubSettings(name="some-org/MovieReviews", revision=sys.argv[1])))
     print(corpus.counts["in_both_splits"], len(corpus.train), sum(corpus.train_labels), corpus.heldout)
 except UserError as error:
     print(error)
@@ -56,12 +57,12 @@ import sys
 from pipeline.errors import UserError
 from pipeline.run.hub import check_model
 try:
-    check_model("judge.model", "some-org/judge", sys.argv[1], pinned=True)
+    check_model("judge.classifier.model", "some-org/judge", sys.argv[1], pinned=True)
     import torch
     from pipeline.resources.out_of_memory import Room
-    from pipeline.config.rewards import JudgeConfig
+    from pipeline.rewards.classifier_settings import ClassifierSettings
     from pipeline.rewards.classifier import load
-    cfg = JudgeConfig(kind="classifier", model="some-org/judge", revision=sys.argv[1], label="YES", output="logit")
+    cfg = ClassifierSettings(model="some-org/judge", revision=sys.argv[1], label="YES", output="logit")
     reward = load("judge", cfg, torch.device("cpu"), Room("rows", 4))
     print(round(float(reward._score(["It was good."])), 5))
 except UserError as error:
@@ -96,7 +97,7 @@ def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tm
         assert not [line for line in log if "MovieReviews" in line]
     offline = ask(OTHER, tmp_path / "home", HF_HUB_OFFLINE="1")
     assert offline.startswith(
-        f"data.name = 'some-org/MovieReviews' at revision {OTHER} is not in the cache {tmp_path / 'home'}"
+        f"data.hub.name = 'some-org/MovieReviews' at revision {OTHER} is not in the cache {tmp_path / 'home'}"
     )
     assert "HF_HUB_OFFLINE" in offline
     assert "data.source=local" in offline
@@ -127,13 +128,13 @@ def test_a_hub_classifier_is_loaded_at_its_commit_and_never_from_pickles(tmp_pat
 
 
 def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    config = smoke(data__source="hub", data__name="no-such-org/no-such-data", data__revision=OTHER)
+    config = smoke(data__source="hub", data__hub__name="no-such-org/no-such-data", data__hub__revision=OTHER)
     for start in (
         lambda: plan_trial(config, Layout(tmp_path)),
         lambda: run_trial(config, Layout(tmp_path), Recorder()),
     ):
         with pytest.raises(
-            UserError, match=r"data\.name = 'no-such-org/no-such-data' at revision 1+ is not in the cache"
+            UserError, match=r"data\.hub\.name = 'no-such-org/no-such-data' at revision 1+ is not in the cache"
         ):
             start()
     assert not any(tmp_path.iterdir())
@@ -142,7 +143,7 @@ def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path
 def test_a_hub_data_set_must_be_pinned() -> None:
     for revision in (None, "main", "e6281661"):
         with pytest.raises(ValueError, match="does not pin 'stanfordnlp/imdb'"):
-            DataConfig(source="hub", name="stanfordnlp/imdb", revision=revision)
+            DataConfig(source="hub", hub=HubSettings(name="stanfordnlp/imdb", revision=revision))
 
 
 @pytest.mark.parametrize(
@@ -150,16 +151,20 @@ def test_a_hub_data_set_must_be_pinned() -> None:
     [
         ({"model__base": "no-such-org/no-such-model"}, "model.base = 'no-such-org/no-such-model' is not in the cache"),
         (
-            {"judge__kind": "classifier", "judge__model": "some/judge"},
-            "judge.model = 'some/judge': the revision None does not pin it",
+            {"judge__kind": "classifier", "judge__classifier__model": "some/judge"},
+            "judge.classifier.model = 'some/judge': the revision None does not pin it",
         ),
         (
-            {"judge__kind": "classifier", "judge__model": "some/judge", "judge__revision": OTHER},
-            f"judge.model = 'some/judge' at revision {OTHER} is not in the cache",
+            {
+                "judge__kind": "classifier",
+                "judge__classifier__model": "some/judge",
+                "judge__classifier__revision": OTHER,
+            },
+            f"judge.classifier.model = 'some/judge' at revision {OTHER} is not in the cache",
         ),
         (
-            {"judge__kind": "classifier", "judge__model": "/absent/folder"},
-            "judge.model = '/absent/folder' is neither a folder nor the id",
+            {"judge__kind": "classifier", "judge__classifier__model": "/absent/folder"},
+            "judge.classifier.model = '/absent/folder' is neither a folder nor the id",
         ),
         (
             {"reward__preferences": "/absent/pairs.parquet"},
@@ -180,13 +185,13 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(UserError, match=r"must hold config\.json and \*\.safetensors"):
-        check_model("judge.model", str(tmp_path), None, pinned=True)
+        check_model("judge.classifier.model", str(tmp_path), None, pinned=True)
     (tmp_path / "model.safetensors").write_bytes(b"")
-    check_model("judge.model", str(tmp_path), None, pinned=True)
+    check_model("judge.classifier.model", str(tmp_path), None, pinned=True)
 
 
 def test_what_is_built_already_needs_no_source() -> None:
-    config = smoke(data__source="hub", data__name="no-such-org/no-such-data", data__revision=OTHER)
+    config = smoke(data__source="hub", data__hub__name="no-such-org/no-such-data", data__hub__revision=OTHER)
     check_sources(config, ["sft", "reward", "train", "evaluate"])
     with pytest.raises(UserError, match="no-such-data"):
         check_sources(config, ["prompts"])

@@ -26,15 +26,6 @@ def test_rows_are_canonical_lines_with_exact_floats(log: Path) -> None:
     assert list(row) == sorted(row)
 
 
-def test_offset_counts_what_flush_puts_on_disk(log: Path) -> None:
-    metrics = MetricsLog(log)
-    metrics.append(0, {"objective/kl": 0.0})
-    metrics.flush()
-    assert log.stat().st_size == metrics.offset
-    metrics.close()
-    metrics.close()
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_non_finite_values_are_refused_and_leave_no_trace(log: Path, value: float) -> None:
     with MetricsLog(log) as metrics:
@@ -103,9 +94,3 @@ def test_parquet_is_merged_by_step(log: Path, tmp_path: Path) -> None:
     assert frame["objective/kl"].tolist() == [0.0, 3.0]
     assert math.isnan(frame["policy/entropy"][0])
     assert pq.read_table(tmp_path / "m.parquet")["policy/entropy"].null_count == 0
-
-
-def test_parquet_of_nothing_has_its_step_column(log: Path, tmp_path: Path) -> None:
-    MetricsLog(log).close()
-    to_parquet(log, tmp_path / "m.parquet")
-    assert list(pd.read_parquet(tmp_path / "m.parquet").columns) == ["step"]

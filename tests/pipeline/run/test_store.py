@@ -159,18 +159,6 @@ def test_weights_that_nobody_reads_are_known_by_size_and_time(tmp_path: Path, mo
         store.find("train", "k", weights=False)
 
 
-def test_everything_but_weights_is_read_in_any_case(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    path = store.build("train", "k", {}, with_weights, resumable=False).path
-    flip(path / "data.txt", restore_time=True)
-    with pytest.raises(Damaged, match=r"data\.txt"):
-        store.find("train", "k", weights=False)
-    flip(path / "data.txt", restore_time=True)
-    flip(path / "policy" / "model.safetensors", restore_time=False)
-    with pytest.raises(Damaged, match="safetensors"):
-        store.find("train", "k", weights=False)
-
-
 def test_a_resumable_stage_finds_its_work_and_another_starts_clean(tmp_path: Path) -> None:
     def broken(out: Path) -> dict[str, Any]:
         (out / "half.txt").write_text("half")
@@ -223,25 +211,6 @@ def test_what_is_being_built_can_be_seen(tmp_path: Path) -> None:
     assert not store.is_building("train", "key")
 
 
-def test_who_may_only_read_sees_what_is_being_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, store = list[bool](), Store(tmp_path)
-    opened = os.open
-
-    def read_only(path: Any, flags: int, *more: Any, **others: Any) -> int:
-        if flags & os.O_ACCMODE != os.O_RDONLY:
-            raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, flags, *more, **others)
-
-    def make(out: Path) -> dict[str, Any]:
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "open", read_only)
-            seen.append(Store(tmp_path).is_building("train", "key"))
-        return {}
-
-    store.build("train", "key", {}, make, resumable=False)
-    assert seen == [True]
-
-
 def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
     code = """
 import sys, time
@@ -262,15 +231,6 @@ Store(Path(sys.argv[1])).build("s", "k", {}, make, resumable=False)
     store = Store(tmp_path)
     assert store.find("s", "k") is None
     assert store.build("s", "k", {}, fill(), resumable=False).meta == {"n": 1}
-
-
-def test_gc_keeps_what_it_is_told_to(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for key in ("a", "b"):
-        store.build("s", key, {}, fill(key), resumable=False)
-    assert store.gc({("s", "a")}) == [tmp_path / "s" / "b"]
-    assert store.find("s", "a") is not None
-    assert store.find("s", "b") is None
 
 
 def test_only_the_output_root_itself_may_link_to_another_disk(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ from helpers import smoke
 from smoke_record import recorded
 
 from pipeline.models.anatomy import blocks_of
-from pipeline.models.frozen import HalfLinear, hold
+from pipeline.models.quantization import HalfLinear, hold
 from pipeline.run.layout import Layout
-from pipeline.stages import STAGES
 from pipeline.stages import train as stage
+from pipeline.stages.graph import STAGES
 
 
 def test_only_the_training_knows_in_what_frozen_networks_are_held() -> None:

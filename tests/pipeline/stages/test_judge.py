@@ -14,23 +14,12 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.labels import UNLABELLED
+from pipeline.data.cleaning import UNLABELLED
 from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge as judgement
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.models.policy import Episodes
-from pipeline.models.pretrained_tokenizer import load_tokenizer
-from pipeline.resources.out_of_memory import Room
-from pipeline.rewards.base import Completions
-from pipeline.rewards.fluency import RULES, Guard, Judged, guarded
-from pipeline.rewards.lexicon import LexiconReward
-from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
-from pipeline.run.store import Artifact
-from pipeline.stages.common import judge_of
-from pipeline.stages.judge import _openings, judge
-from pipeline.stages.judge_errors import (
+from pipeline.evaluation.judge_errors import (
     PRAISE,
     Adversary,
     Opening,
@@ -43,8 +32,18 @@ from pipeline.stages.judge_errors import (
     stopped,
     strewn,
 )
+from pipeline.models.out_of_memory import Room
+from pipeline.models.policy import Episodes
+from pipeline.models.tokenizers import load_tokenizer
+from pipeline.rewards.base import Completions
+from pipeline.rewards.fluency import Guard, Judged, guarded
+from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.stored import judge_of
+from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
+from pipeline.run.store import Artifact
+from pipeline.stages.judge import _openings, judge
 from pipeline.trial import plan_trial, run_trial
-from reports.tables import judge as judge_table
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 8)
 
@@ -62,7 +61,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(home: Path, **changes: Any) -> TrialConfig:
     base = {
         "data__source": "local",
-        "data__path": str(home / "reviews.csv"),
+        "data__local__path": str(home / "reviews.csv"),
         "data__train_prompts": 64,
         "data__heldout_prompts": 100,
         "evaluate__prompts": 32,
@@ -206,11 +205,6 @@ def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
     assert one.guard.read(opening.prompt, ordered, False)["content"][0] < np.median(content)
 
 
-def test_the_page_has_words_for_every_attack_and_rule(outcome: TrialOutcome) -> None:
-    assert {*judge_table.KINDS} == {"real", *adversary(outcome)[0].attacks()}
-    assert {*judge_table.RULES} == {*RULES}
-
-
 def test_no_attack_is_longer_than_a_response(outcome: TrialOutcome) -> None:
     one, _ = adversary(outcome)
     long = Opening("The film was", " so very bad" * 12, False, 0)
@@ -237,18 +231,6 @@ def test_a_walk_takes_what_followed_in_the_texts(outcome: TrialOutcome, monkeypa
         assert ended == (len(tokens) < first + one.guard.length)
         ends += ended
     assert ends
-
-
-def test_the_best_of_several_tries_pleases_the_judge_more(outcome: TrialOutcome) -> None:
-    one, _ = adversary(outcome)
-    attacks, opening = one.attacks(), Opening("The film", " was so very long and so very bad that I left.", True, 0)
-    rng = np.random.default_rng(0)
-    for name in ("strewn", "spliced", "walked"):
-        single, best = (
-            [one.guard.judge(opening.prompt, *attacks[kind](opening, rng)).score for _ in range(20)]
-            for kind in (name, f"{name}_best")
-        )
-        assert np.mean(best) > np.mean(single), name
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(outcome: TrialOutcome) -> None:
@@ -304,14 +286,6 @@ def test_too_few_texts_are_refused(home: Path, tmp_path: Path) -> None:
     few = config(home, data__sft_texts=300)
     with pytest.raises(UserError, match=r"takes 99 texts .* 300 training texts leave 60; use about 495"):
         run_trial(few, Layout(tmp_path), Recorder(), until="judge")
-
-
-def test_the_plain_lexicon_is_cautioned_against(home: Path) -> None:
-    (line,) = config(home, judge__kind="lexicon").cautions()
-    assert "strings of praise win" in line
-    assert config(home).cautions() == []
-    (line,) = config(home, reward__kind="lexicon").cautions()
-    assert line.endswith("can show no over-optimisation but gibberish")
 
 
 def test_rates_count_ties_half_and_classes_need_both() -> None:

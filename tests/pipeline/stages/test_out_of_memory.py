@@ -15,16 +15,16 @@ from tinytrial import EOS, PAD, VOCAB, model
 
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.anatomy import trunk
+from pipeline.models.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
-from pipeline.resources.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.run.layout import Layout
 from pipeline.stages.evaluate import drift
-from pipeline.stages.sft import measure
+from pipeline.training.language_model import measure
 from pipeline.trial import run_trial
 
 CPU = torch.device("cpu")
@@ -189,7 +189,7 @@ def test_a_whole_trial_with_little_memory_comes_to_the_same(
         f"out of memory with {key}"
         for key in (
             "sft.batch_size (texts at once)",
-            "reward.batch_size (pairs at once)",
+            "reward.learned.batch_size (pairs at once)",
             "runtime.rollout_batch_size",
             "runtime.micro_batch_size",
         )

@@ -78,7 +78,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(home: Path, **changes: Any) -> TrialConfig:
     base = {
         "data__source": "local",
-        "data__path": str(home / "reviews"),
+        "data__local__path": str(home / "reviews"),
         "data__train_prompts": 20,
         "data__heldout_prompts": 8,
         "data__prompt_length": [3, 8],
@@ -86,28 +86,32 @@ def config(home: Path, **changes: Any) -> TrialConfig:
         "data__vocab_size": 300,
         "evaluate__prompts": 8,
         "sft__steps": 10,
-        "reward__pairs": 32,
-        "reward__heldout_pairs": 8,
+        "reward__learned__pairs": 32,
+        "reward__learned__heldout_pairs": 8,
         "reward__calibration_samples": 32,
         "train__steps": 8,
         "judge__kind": "lexicon",  # too few texts for a guard
     }
     # What cannot act with these changes is refused.
     idle = ["data__vocab_size"] * ("model__base" in changes)
-    idle += ["reward__pairs", "reward__heldout_pairs"] * (changes.get("reward__kind") == "lexicon")
+    idle += ["reward__learned__pairs", "reward__learned__heldout_pairs"] * (changes.get("reward__kind") == "lexicon")
     return smoke(**{key: value for key, value in {**base, **changes}.items() if key not in idle})
 
 
 def composite(home: Path, **changes: Any) -> TrialConfig:
     parts = {
         "helpful": {"kind": "learned", "preferences": "labels"},
-        "harmless": {"kind": "classifier", "model": str(home / "toxic"), "label": "YES", "weight": -0.5},
+        "harmless": {
+            "kind": "classifier",
+            "classifier": {"model": str(home / "toxic"), "label": "YES"},
+            "weight": -0.5,
+        },
     }
     judge = {
         "judge__kind": "classifier",
-        "judge__model": str(home / "judge"),
-        "judge__label": "YES",
-        "judge__output": "logit",
+        "judge__classifier__model": str(home / "judge"),
+        "judge__classifier__label": "YES",
+        "judge__classifier__output": "logit",
     }
     return config(home, **{"reward__kind": "composite", "reward__parts": parts, **judge, **changes})
 
@@ -169,7 +173,7 @@ def test_what_a_judge_or_a_part_is_made_of_is_part_of_the_keys(home: Path, outco
         return [stage.cached for stage in plan_trial(config, layout)]
 
     assert keys(composite(home)) == [True] * 6
-    lighter = {name: part.model_dump() for name, part in composite(home).reward.parts.items()}
+    lighter = {name: part.model_dump(exclude_defaults=True) for name, part in composite(home).reward.parts.items()}
     lighter["harmless"]["weight"] = -0.25
     assert keys(composite(home, reward__parts=lighter))[:3] == [True, True, False]
     path = home / "judge" / "config.json"
@@ -198,11 +202,11 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     settings: dict[str, Any] = {
         "data__prompt_length": [8, 24],
-        "reward__max_tokens": 64,
+        "reward__learned__max_tokens": 64,
         "model__base": str(base),
         "reward__preferences": str(tmp_path / "pairs.jsonl"),
-        "reward__epochs": 8,
-        "reward__lr": 1e-2,
+        "reward__learned__epochs": 8,
+        "reward__learned__lr": 1e-2,
     }
     recorder = Recorder()
     outcome = run_trial(config(home, **settings), Layout(tmp_path / "out"), recorder, until="reward")
@@ -219,7 +223,11 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
                 " most 104"
             ),
         ),
-        ("reward__max_tokens", 200, "reward.max_tokens = 200: this goes beyond the model's 128 positions"),
+        (
+            "reward__learned__max_tokens",
+            200,
+            "reward.learned.max_tokens = 200: this goes beyond the model's 128 positions",
+        ),
         ("sft__max_tokens", 200, "sft.max_tokens = 200: this goes beyond the model's 128 positions"),
     ):
         with pytest.raises(UserError, match=says):
@@ -230,7 +238,7 @@ def test_one_class_is_refused_at_the_first_stage(home: Path, tmp_path: Path) -> 
     pd.DataFrame({"text": [f"Text number {i} of many." for i in range(60)], "label": 1}).to_csv(
         tmp_path / "x.csv", index=False
     )
-    one_class = config(home, data__path=str(tmp_path / "x.csv"), reward__preferences="labels")
+    one_class = config(home, data__local__path=str(tmp_path / "x.csv"), reward__preferences="labels")
     with pytest.raises(UserError, match="54 positive and 0 negative"):
         run_trial(one_class, Layout(tmp_path / "out"), Recorder())
     assert not list((tmp_path / "out" / "store").glob("*/[!.]*"))
@@ -242,7 +250,8 @@ def test_a_judge_that_is_trained_on_is_cautioned_against(home: Path) -> None:
     line, hacked = config(home, reward__kind="lexicon").cautions()
     assert line.startswith("the gold judge (lexicon) is also what is trained on (reward)")
     assert "strings of praise" in hacked
-    parts = {"one": {"kind": "learned"}, "two": {"kind": "classifier", "model": str(home / "judge"), "label": "NO"}}
+    judge = {"model": str(home / "judge"), "label": "NO"}
+    parts = {"one": {"kind": "learned"}, "two": {"kind": "classifier", "classifier": judge}}
     (line,) = composite(home, reward__parts=parts).cautions()
     assert "reward.parts.two" in line
     assert "\n" not in line

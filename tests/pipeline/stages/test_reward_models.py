@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,17 +14,22 @@ from helpers import Recorder, smoke
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
+from pipeline.models.out_of_memory import Room
 from pipeline.models.seeding import seed_of
-from pipeline.resources.out_of_memory import Room
+from pipeline.rewards import trunk as reward_trunk
 from pipeline.rewards.ensemble import Ensemble
+from pipeline.rewards.stored import reward_of
+from pipeline.rewards.trunk import TrunkSource, member_seed
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.stages import reward_trunk
-from pipeline.stages.common import reward_of
-from pipeline.stages.reward_trunk import TrunkSource, member_seed
 from pipeline.trial import run_trial
 
-OWN = {"reward.trunk": "scratch", "reward.hidden_size": 16, "reward.heads": 2, "reward.layers": 1}
+OWN = {
+    "reward.learned.trunk": "scratch",
+    "reward.learned.scratch.hidden_size": 16,
+    "reward.learned.scratch.heads": 2,
+    "reward.learned.scratch.layers": 1,
+}
 CPU, ROOM = torch.device("cpu"), Room("rows", 100)
 
 
@@ -49,7 +53,7 @@ def plain(smoke_layout: Layout) -> TrialOutcome:
 
 @pytest.fixture(scope="module")
 def three(smoke_layout: Layout) -> TrialOutcome:
-    return trial(smoke_layout, reward__ensemble=3, reward__combine="minimum")
+    return trial(smoke_layout, reward__learned__ensemble=3, reward__learned__combine="minimum")
 
 
 def test_the_first_member_is_the_model_without_an_ensemble(plain: TrialOutcome, three: TrialOutcome) -> None:
@@ -94,7 +98,11 @@ def test_each_member_is_counted_work(smoke_layout: Layout) -> None:
     """The first rollout is the reference's own and the same for every reward, so its work differs by the reward models
     alone."""
     spent = []
-    for reward in ({"reward__kind": "lexicon"}, {}, {"reward__ensemble": 3, "reward__combine": "minimum"}):
+    for reward in (
+        {"reward__kind": "lexicon"},
+        {},
+        {"reward__learned__ensemble": 3, "reward__learned__combine": "minimum"},
+    ):
         train = trial(smoke_layout, **reward, train__steps=4).artifacts["train"].path
         spent.append(json.loads((train / "log" / "cost.json").read_text("utf-8"))["score_tflop"])
     none, one, three = spent
@@ -104,8 +112,8 @@ def test_each_member_is_counted_work(smoke_layout: Layout) -> None:
 
 def test_a_scratch_trunk_has_its_own_size_and_learns_the_texts_first(smoke_layout: Layout) -> None:
     settings = {key.replace(".", "__"): value for key, value in OWN.items()}
-    untaught = trial(smoke_layout, **settings, reward__pretraining_steps=0)
-    taught = trial(smoke_layout, **settings, reward__pretraining_steps=40)
+    untaught = trial(smoke_layout, **settings, reward__learned__scratch__pretraining_steps=0)
+    taught = trial(smoke_layout, **settings, reward__learned__scratch__pretraining_steps=40)
     made = [json.loads(stage_files(one, "reward")["trunk/config.json"]) for one in (untaught, taught)]
     assert [config["hidden_size"] for config in made] == [16, 16]
     assert made[0]["vocab_size"] == json.loads(stage_files(taught, "sft")["model/config.json"])["vocab_size"]
@@ -119,9 +127,9 @@ def test_a_scratch_trunk_has_its_own_size_and_learns_the_texts_first(smoke_layou
 def test_scratch_trunks_differ_by_their_seed_in_weights_and_in_the_order_of_texts(
     plain: TrialOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load_config("smoke", {**OWN, "reward.pretraining_steps": 40})
+    config = load_config("smoke", {**OWN, "reward.learned.scratch.pretraining_steps": 40})
     found, learned = plain.artifacts, []
-    monkeypatch.setattr(reward_trunk, "train", lambda model, texts, how, *_: learned.append(how.seed))
+    monkeypatch.setattr(reward_trunk, "fit", lambda model, texts, how, *_: learned.append(how.seed))
     shape = json.loads(stage_files(plain, "sft")["model/config.json"])
     source = TrunkSource(
         config.reward, config.reward_pretraining, found["prompts"], found["sft"], SimpleNamespace(**shape), CPU,
@@ -143,23 +151,26 @@ def test_members_seeds_are_their_own_and_the_first_is_the_rewards() -> None:
     ("changes", "message"),
     [
         (
-            {"reward.ensemble": 3, "reward.combine": "worst_k", "reward.worst_k": 3},
+            {"reward.learned.ensemble": 3, "reward.learned.combine": "worst_k", "reward.learned.worst_k": 3},
             "worst_k 3 must be below ensemble 3",
         ),
-        ({"reward.trunk": "scratch", "reward.hidden_size": 30}, "hidden_size 30 must be an even multiple of heads 4"),
         (
-            {"critic.kind": "separate", "critic.init": "reward", "reward.ensemble": 3},
-            "critic.init 'reward' needs one reward model, reward.ensemble is 3; use critic.init: reference",
+            {"reward.learned.trunk": "scratch", "reward.learned.scratch.hidden_size": 30},
+            "hidden_size 30 must be an even multiple of heads 4",
+        ),
+        (
+            {"critic.kind": "separate", "critic.init": "reward", "reward.learned.ensemble": 3},
+            "critic.init 'reward' needs one reward model, reward.learned.ensemble is 3; use critic.init: reference",
         ),
         (
             {"critic.kind": "separate", "critic.init": "reward", **OWN},
-            "needs a reward model of the policy's shape, reward.trunk is 'scratch'",
+            "needs a reward model of the policy's shape, reward.learned.trunk is 'scratch'",
         ),
         (
             {
                 "reward.kind": "composite",
                 "reward.parts": {"disagreement": {"kind": "learned"}},
-                "reward.ensemble": 2,
+                "reward.learned.ensemble": 2,
             },
             "an ensemble calls its spread 'disagreement'; give the part another name",
         ),
@@ -173,17 +184,14 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -
 
 def test_only_a_scratch_trunk_depends_on_how_texts_are_learned() -> None:
     def of(**changes: Any) -> TrialConfig:
-        return load_config("tiny", {key.replace("__", ".", 1): value for key, value in changes.items()})
+        return load_config("tiny", {key.replace("__", "."): value for key, value in changes.items()})
 
     assert of().reward_pretraining is None
-    assert of(reward__trunk="scratch").reward_pretraining is None
-    taught = of(reward__trunk="scratch", reward__pretraining_steps=400, sft__lr=0.01).reward_pretraining
+    assert of(reward__learned__trunk="scratch").reward_pretraining is None
+    taught = of(
+        reward__learned__trunk="scratch", reward__learned__scratch__pretraining_steps=400, sft__lr=0.01
+    ).reward_pretraining
     assert taught is not None
     assert (taught.steps, taught.lr) == (400, 0.01)
     assert of(reward__kind="lexicon").learned_rewards == 0
-    assert of(reward__ensemble=4).learned_rewards == 4
-
-
-def test_a_folder_without_members_is_read_as_before(plain: TrialOutcome, tmp_path: Path) -> None:
-    made = plain.artifacts["reward"].meta["parts"]["reward"]
-    assert made.keys() == {"spec", "mean", "std"}
+    assert of(reward__learned__ensemble=4).learned_rewards == 4

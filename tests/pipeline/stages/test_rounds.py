@@ -12,35 +12,34 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config.rewards import RewardConfig
+from pipeline.data.prompt_set import PromptSet
 from pipeline.models.loading import freeze, load_snapshot
 from pipeline.models.meter import Tallied
-from pipeline.models.sampler import EagerSampler
-from pipeline.models.sampling import decode, tokenize_prompts
+from pipeline.models.out_of_memory import Room
+from pipeline.models.sampling import EagerSampler, decode, tokenize_prompts
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.out_of_memory import Room
-from pipeline.rewards.families import FAMILIES
+from pipeline.rewards.families import family_of
 from pipeline.rewards.learned import HEAD, train_reward_model
+from pipeline.rewards.learned_settings import LearnedSettings
+from pipeline.rewards.opponents import OPPONENTS
+from pipeline.rewards.pair_responses import read_responses
+from pipeline.rewards.preferences import TEMPERATURE, Collection, split_prompts
 from pipeline.rewards.rankings import Ranked
+from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages import reward
-from pipeline.stages.common import PromptSet
-from pipeline.stages.opponent_table import OPPONENTS
-from pipeline.stages.pair_responses import read_responses
-from pipeline.stages.preference_pairs import split_prompts
-from pipeline.stages.reward_round import TEMPERATURE, Collection
-from pipeline.stages.rounds import carried_on, has_ended, name_of
+from pipeline.training.rounds import carried_on, has_ended, name_of
 from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 CPU = torch.device("cpu")
 ROUND_KL = "objective/round_kl_per_token"
-TWO: dict[str, Any] = {"reward__rounds": 2, "train__steps": 16}
+TWO: dict[str, Any] = {"reward__learned__rounds": 2, "train__steps": 16}
 OPPOSED: dict[str, Any] = {
-    **TWO, "reward__keep_pairs": "newest", "reward__against": "reference", "reward__opponents": 1
+    **TWO, "reward__learned__keep_pairs": "newest", "reward__against": "reference", "reward__opponents": 1
 }  # fmt: skip
 
 
@@ -74,7 +73,7 @@ def artifact(stage: str, **meta: Any) -> Artifact:
 
 
 def test_rounds_of_pairs_share_the_prompts_and_the_budget_of_one_round() -> None:
-    cfg = RewardConfig(pairs=12, heldout_pairs=4, rounds=3)
+    cfg = RewardConfig(learned=LearnedSettings(pairs=12, heldout_pairs=4, rounds=3))
     rows = split_prompts(100, cfg)
     last = {number: artifact("train", round={"number": number}) for number in (1, 2)}
     parts = [Collection(1, 3), Collection.of(3, last[1], last[1]), Collection.of(3, last[2], last[2])]
@@ -87,7 +86,7 @@ def test_rounds_of_pairs_share_the_prompts_and_the_budget_of_one_round() -> None
 
 
 def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
-    cfg, spread = RewardConfig(label_noise=0.5), 3.0
+    cfg, spread = RewardConfig(learned=LearnedSettings(label_noise=0.5)), 3.0
     assert Collection(1, 2).temperature(spread, cfg, "") == 1.5
     earlier = artifact("reward", **{TEMPERATURE: 0.7, f"part/{TEMPERATURE}": 0.9, "round": {"number": 1}})
     later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
@@ -161,7 +160,7 @@ def test_a_later_round_compares_answers_of_the_policy_trained_so_far(outcome: Tr
         for folder in (found["train-1"].path / "policy", found["sft"].path / "model"):
             network = freeze(load_snapshot(folder, CPU))
             sampler = EagerSampler(network, cfg.train.temperature, Room("rows", 64), **data.token_ids)
-            noise = uniforms(len(rows), cfg.train.response_length, cfg.reward.pairs_seed, f"{side}, round 2")
+            noise = uniforms(len(rows), cfg.train.response_length, cfg.reward.learned.pairs_seed, f"{side}, round 2")
             drawn.append(decode(data.tokenizer, sampler.sample(data.ids[rows], data.mask[rows], noise)))
         assert pairs[side].tolist() == drawn[0] != drawn[1]
 
@@ -171,7 +170,7 @@ def test_a_later_reward_is_the_reference_fitted_to_what_was_preferred_in_all_rou
 ) -> None:
     cfg, folder = smoke(**TWO).reward, outcome.artifacts["reward"].path
     both = read_responses(folder, PromptSet.load(outcome.artifacts["prompts"], "train").token_ids["pad_id"])
-    model = FAMILIES["learned"].new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
+    model = family_of("learned").new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
     preferred, other = (both.take(slice(side, None, 2)) for side in (0, 1))
     ranked = Ranked.of_pairs(preferred, other, torch.ones(256, dtype=torch.bool))
     train_reward_model(model, ranked, cfg, lambda *_: None)

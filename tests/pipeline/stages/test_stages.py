@@ -11,11 +11,10 @@ import pandas as pd
 import pytest
 from helpers import Recorder, smoke
 
+from pipeline.evaluation.heldout import Draws
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from pipeline.run.outcome import TrialOutcome
-from pipeline.stages.evaluate import distinct
-from pipeline.stages.heldout import Draws
 from pipeline.trial import environment, plan_trial, run_trial
 
 
@@ -201,7 +200,7 @@ def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> Non
     pd.DataFrame({"text": texts, "label": 0}).to_csv(tmp_path / "reviews.csv", index=False)
     config = smoke(
         data__source="local",
-        data__path=str(tmp_path / "reviews.csv"),
+        data__local__path=str(tmp_path / "reviews.csv"),
         data__train_prompts=20,
         data__heldout_prompts=8,
         data__prompt_length=[4, 8],
@@ -214,11 +213,6 @@ def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> Non
     assert outcome.artifacts["reward"].meta["judge"] == "lexicon"
     assert outcome.status == "complete"
     assert outcome.summary["eval/ppl_reference"] > 1
-
-
-def test_evaluation_helpers() -> None:
-    assert distinct([], 1) == 0.0
-    assert distinct([["a", "a", "a"]], 1) == pytest.approx(1 / 3)
 
 
 def test_the_environment_names_what_matters() -> None:

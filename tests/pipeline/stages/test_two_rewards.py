@@ -13,14 +13,14 @@ from pipeline.run.outcome import TrialOutcome
 from pipeline.trial import run_trial
 
 SETTINGS = {
-    "data.insults": 0.5,
+    "data.builtin.insults": 0.5,
     "judge.also": {"harmless": {"kind": "harmless"}},
     "reward.kind": "composite",
     "reward.parts": {
         "helpful": {"kind": "learned"},
         "harmless": {"kind": "learned", "preferences": "judge:harmless", "weight": 0.0},
     },
-    "reward.label_noise": 0.0,
+    "reward.learned.label_noise": 0.0,
     "floor.part": "harmless",
     "floor.at": 5.0,
 }

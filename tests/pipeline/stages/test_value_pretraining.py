@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from tinytrial import actor, preset
 
 from pipeline.algorithms.mathematics.advantages import explained_variance
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, to_grid
-from pipeline.resources.out_of_memory import Room
 from pipeline.run.layout import Layout
 from pipeline.stages import critic as critic_stage
 from pipeline.training.value_pretraining import HELD_OUT, ScoredResponses, pretrain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,14 @@ from pipeline.algorithms.mathematics.kl import exact_kl
 from pipeline.models.fisher import fisher_product, flat, trained
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import log_probs, response_hidden
-from pipeline.training import natural_step as module
-from pipeline.training.natural_step import gain_and_kl, move_policy, natural_step
-from pipeline.training.rollout import Rollout, collect
+from pipeline.training.natural_step import NaturalLearner
+from pipeline.training.rollout import Rollout
 from pipeline.training.trainer import Trainer
-from pipeline.training.update import accumulate
 
 TRPO = preset("trpo")
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "far": {"algorithm__trpo_delta": 0.2},
+    "far": {"algorithm__trpo__delta": 0.2},
     "penalty and bonus": {"kl__place": "loss", "kl__beta": 0.3, "entropy__coef": 0.05},
     "temperature": {"train__temperature": 0.7},
     "means of responses": {"algorithm__aggregation": "seq_mean_token_mean"},
@@ -37,8 +34,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def ready(folder: Path, **knobs: Any) -> tuple[Trainer, Rollout, dict[str, float]]:
     """A trial before its first step: its rollout, the gradient of the whole in the parameters, and metrics."""
     one = trainer(folder, **{**TRPO, **knobs})
-    rollout = collect(one.rollout_context, one._prompts(), 0, one.cfg.kl.beta)
-    return one, rollout, accumulate(rollout, torch.arange(8), one.learner)
+    rollout = one._rollout()
+    return one, rollout, one.learner.accumulate(rollout, torch.arange(8))
+
+
+def learner_of(one: Trainer) -> NaturalLearner:
+    assert isinstance(one.learner, NaturalLearner)
+    return one.learner
+
+
+def gain_and_kl(one: Trainer, rollout: Rollout, weights: list[Tensor]) -> list[Tensor]:
+    """Of the whole rollout at once."""
+    (rows,) = rollout.micro_batches(8, torch.arange(8))
+    return learner_of(one).gain_and_kl(rows, weights)
 
 
 def log_table(one: Trainer, rollout: Rollout) -> Tensor:
@@ -55,12 +63,12 @@ def test_the_exact_kl_after_an_accepted_step_is_within_delta(tmp_path: Path, set
     """Measured here once more, over the whole table of log-probabilities at once."""
     one, rollout, metrics = ready(tmp_path, **SETTINGS[setting])
     before, held = log_table(one, rollout), weights(one)
-    metrics |= move_policy(rollout, one.learner)
+    metrics |= learner_of(one).move_policy(rollout)
     after = log_table(one, rollout)
     kl = exact_kl(before, after).mean().item()
     assert metrics["policy/step_accepted"] == 1
     assert metrics["policy/old_kl_exact"] == pytest.approx(kl, rel=1e-3, abs=1e-7)
-    delta = one.cfg.algorithm.trpo_delta
+    delta = one.cfg.algorithm.trpo.delta
     assert 0.2 * delta < kl <= delta * (1 + 1e-5)
     frozen = {name for name, parameter in one.actor.lm.named_parameters() if not parameter.requires_grad}
     assert all(torch.equal(one.actor.lm.state_dict()[name], held[name]) for name in frozen)
@@ -82,7 +90,7 @@ def test_every_accepted_step_of_a_trial_gains_within_the_bound(tmp_path: Path) -
     assert all("value/vf_loss" in row for step, row in rows.items() if step)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("setting", ["plain", "penalty and bonus", "means of responses"])
 def test_the_gain_is_that_of_the_loss_of_the_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, seed: int
@@ -90,51 +98,44 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(
     """The central difference of the gain along the step is the gradient times the step: within 0.06 % over ten seeds,
     some of which sample the padding token."""
     monkeypatch.setattr(tinytrial, "scratch_model", lambda *args, **_: scratch_model(*args, seed=seed))
-    knobs = {**SETTINGS[setting], "algorithm__trpo_delta": 1e-6, "algorithm__trpo_cg_iterations": 2}
+    knobs = {**SETTINGS[setting], "algorithm__trpo__delta": 1e-6, "algorithm__trpo__cg_iterations": 2}
     one, rollout, metrics = ready(tmp_path, **knobs, train__seed=seed)
     parameters = trained(one.actor.lm)
     before = [parameter.detach().clone() for parameter in parameters]
-    metrics |= move_policy(rollout, one.learner)
+    metrics |= learner_of(one).move_policy(rollout)
     opposite = [2 * old - new.detach() for old, new in zip(before, parameters, strict=True)]
     for parameter, old in zip(parameters, before, strict=True):
         parameter.data.copy_(old)
-    backwards = gain_and_kl(rollout, torch.arange(8), one.learner, opposite)[0] / rollout.episodes.response_mask.sum()
+    backwards = gain_and_kl(one, rollout, opposite)[0] / rollout.episodes.response_mask.sum()
     shrunk = 0.8 ** (metrics["policy/line_search"] - 1)
     slope = (metrics["policy/surrogate_gain"] - backwards.item()) / 2
     assert slope == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=2e-3)
 
 
-def test_the_line_search_weighs_the_bonus_in_force(tmp_path: Path) -> None:
-    """Not the one at the start: what a step gains is what a point's entropy has grown by, times the coefficient."""
-    one, rollout, _ = ready(tmp_path, entropy__coef=1.0)
-    moved = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)]
-    gains = []
+@pytest.mark.parametrize("part", ["entropy", "kl"])
+def test_the_line_search_weighs_what_is_in_force(tmp_path: Path, part: str) -> None:
+    """Not the coefficient at the start: what a step gains beside the surrogate is proportional to it."""
+    one, rollout, _ = ready(tmp_path, entropy__coef=1.0, kl__place="loss")
+    moved, gains, term = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)], [], one.parts[part]
     for coef in (0.0, 1.0, 3.0):
-        one.parts["entropy"].coef = coef
-        gains.append(gain_and_kl(rollout, torch.arange(8), one.learner, moved)[0].item())
-    assert abs(gains[1] - gains[0]) > 1e-3
-    assert gains[2] - gains[0] == pytest.approx(3 * (gains[1] - gains[0]), rel=1e-3)
-
-
-def test_the_line_search_weighs_the_beta_in_force(tmp_path: Path) -> None:
-    one, rollout, _ = ready(tmp_path, kl__place="loss")
-    moved = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)]
-    experiences = [replace(rollout, kl_coef=beta) for beta in (0.0, 1.0, 3.0)]
-    gains = [gain_and_kl(experience, torch.arange(8), one.learner, moved)[0].item() for experience in experiences]
+        term.coef = coef  # type: ignore[attr-defined]
+        gains.append(gain_and_kl(one, rollout, moved)[0].item())
     assert abs(gains[1] - gains[0]) > 1e-3
     assert gains[2] - gains[0] == pytest.approx(3 * (gains[1] - gains[0]), rel=1e-3)
 
 
 @pytest.mark.slow
 def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    better = NaturalLearner.gain_and_kl
+
     def worse(*args: Any) -> list[Tensor]:
-        gain, kl = gain_and_kl(*args)
+        gain, kl = better(*args)
         return [-gain, kl]
 
     one, rollout, metrics = ready(tmp_path)
     held = weights(one)
-    monkeypatch.setattr(module, "gain_and_kl", worse)
-    metrics |= move_policy(rollout, one.learner)
+    monkeypatch.setattr(NaturalLearner, "gain_and_kl", worse)
+    metrics |= learner_of(one).move_policy(rollout)
     assert (metrics["policy/step_accepted"], metrics["policy/line_search"]) == (0, 10)
     assert (metrics["policy/old_kl_exact"], metrics["policy/surrogate_gain"]) == (0, 0)
     assert all(torch.equal(tensor, held[name]) for name, tensor in one.actor.lm.state_dict().items())
@@ -150,7 +151,7 @@ def test_advantages_of_zero_take_no_step(tmp_path: Path) -> None:
     for parameter in one.actor.lm.parameters():
         parameter.grad = torch.zeros_like(parameter)
     held = weights(one)
-    metrics = move_policy(rollout, one.learner)
+    metrics = learner_of(one).move_policy(rollout)
     assert (metrics["policy/step_accepted"], metrics["policy/line_search"]) == (0, 0)
     assert all(torch.equal(tensor, held[name]) for name, tensor in one.actor.lm.state_dict().items())
 
@@ -159,15 +160,15 @@ def test_advantages_of_zero_take_no_step(tmp_path: Path) -> None:
 def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path: Path, temperature: float) -> None:
     """However small delta is: (F + damping) step is parallel to the gradient, and ½ step'F step = delta. Damped so much
     that 60 conjugate-gradient iterations converge in fp32 here; of the networks of five seeds they do in three."""
-    iterations = {"algorithm__trpo_cg_iterations": 60, "algorithm__trpo_damping": 1.0}
-    one, rollout, _ = ready(tmp_path, algorithm__trpo_delta=1e-6, train__temperature=temperature, **iterations)
+    iterations = {"algorithm__trpo__cg_iterations": 60, "algorithm__trpo__damping": 1.0}
+    one, rollout, _ = ready(tmp_path, algorithm__trpo__delta=1e-6, train__temperature=temperature, **iterations)
     lm, knobs = one.actor.lm, one.cfg.algorithm
     parameters = trained(lm)
     uphill = -flat([parameter.grad for parameter in parameters], parameters)
-    step = natural_step(rollout, one.learner, uphill)
+    step = learner_of(one).natural_step(rollout, uphill)
     curved = fisher_product(lm, rollout.episodes, step, temperature) / rollout.episodes.response_mask.sum()
     assert 0.5 * step.dot(curved).item() == pytest.approx(1e-6, rel=1e-3)
-    back = curved + knobs.trpo_damping * step
+    back = curved + knobs.trpo.damping * step
     assert torch.cosine_similarity(back, uphill, dim=0).item() == pytest.approx(1, abs=1e-4)
     assert torch.cosine_similarity(step, uphill, dim=0).item() < 0.99
 
@@ -177,7 +178,7 @@ def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path) -> None:
     found = []
     for size in (8, 3, 1):
         one, rollout, metrics = ready(tmp_path / str(size), runtime={"micro_batch_size": size})
-        metrics |= move_policy(rollout, one.learner)
+        metrics |= learner_of(one).move_policy(rollout)
         found.append((metrics, torch.cat([parameter.detach().flatten() for parameter in one.actor.lm.parameters()])))
     for metrics, moved in found[1:]:
         assert metrics == pytest.approx(found[0][0], rel=2e-3, abs=1e-5)
@@ -185,41 +186,7 @@ def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_computing_activations_twice_changes_nothing(tmp_path: Path) -> None:
-    ends = [run(tmp_path / str(twice), **TRPO, runtime={"gradient_checkpointing": twice})[2] for twice in (False, True)]
-    assert all(torch.allclose(ends[0][name], tensor, atol=2e-3) for name, tensor in ends[1].items())
-
-
-@pytest.mark.slow
 def test_it_learns_what_the_reward_asks_for(tmp_path: Path) -> None:
-    _, rows, _ = run(tmp_path, **TRPO, train__steps=160, kl__beta=0.0, algorithm__trpo_delta=0.05)
+    _, rows, _ = run(tmp_path, **TRPO, train__steps=160, kl__beta=0.0, algorithm__trpo__delta=0.05)
     series = [row["objective/scores"] for row in rows.values() if "objective/scores" in row]
     assert sum(series[-5:]) / 5 > sum(series[:5]) / 5 + 0.5
-
-
-def test_the_penalty_follows_the_kl_that_an_update_ends_at(tmp_path: Path) -> None:
-    """Of the whole rollout, after its last step; measured here once more, from the weights of the next checkpoint."""
-    one = trainer(tmp_path, **preset("ppo_penalty"), algorithm__old_kl_target=0.02)
-    rollout = collect(one.rollout_context, one._prompts(), 0, one.cfg.kl.beta)
-    moved = one._learn(rollout, lambda step, values: None)["policy/old_kl"]
-    labels = rollout.episodes.labels.unsqueeze(1)
-    old = rollout.measured.logprobs[rollout.episodes.response_mask]
-    log_ratio = log_table(one, rollout).gather(1, labels).squeeze(1) - old
-    assert moved == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
-    assert moved > 0.03
-    assert one.parts["old_kl"].coef == 2.0
-
-
-def test_the_penalty_holds_the_policy_near_the_one_that_sampled(tmp_path: Path) -> None:
-    found = {}
-    for target in (1e-3, 1.0):
-        _, rows, _ = run(
-            tmp_path / str(target), **preset("ppo_penalty"), train__steps=64, algorithm__old_kl_target=target
-        )
-        found[target] = [row for row in rows.values() if "policy/old_kl" in row]
-        coefs = [row["policy/old_kl_coef"] for row in rows.values() if "policy/old_kl_coef" in row]
-        for now, then, row in zip(coefs[3::4], coefs[4::4], found[target], strict=False):
-            off = row["policy/old_kl"] / target
-            assert then == now * (2 if off > 1.5 else 0.5 if off < 1 / 1.5 else 1)
-    late = {target: sum(row["policy/old_kl"] for row in rows[-8:]) for target, rows in found.items()}
-    assert late[1e-3] < late[1.0] / 2

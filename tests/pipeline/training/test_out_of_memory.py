@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from helpers import Recorder
 from tinytrial import run, trainer
 
 from pipeline.models.anatomy import trunk
-from pipeline.resources.out_of_memory import MemoryFull, Room
+from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.run.metrics_log import merged
 from pipeline.training.given import Outcome
 from pipeline.training.trainer import Trainer
@@ -109,18 +108,6 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
     assert rows[5] == pytest.approx(untroubled[5], rel=1e-3, abs=1e-5)
 
 
-def test_a_cap_leaves_a_checkpoint_at_its_end(tmp_path: Path) -> None:
-    one = trainer(tmp_path, caps={"generated_tokens": 30}, **KNOBS)
-    outcome = one.run()
-    assert outcome.status == "budget"
-    assert outcome.reason is not None
-    assert "caps.generated_tokens" in outcome.reason
-    newest = sorted((tmp_path / "checkpoints").glob("update_*.pt"))[-1]
-    assert torch.load(newest, weights_only=True)["taken"] == outcome.steps > 0
-    again = trainer(tmp_path, caps={"generated_tokens": 30}, **KNOBS)
-    assert vars(again.run()) == vars(outcome)
-
-
 def test_other_faults_are_not_taken_for_a_lack_of_memory() -> None:
     def fail(rows: int) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
@@ -163,12 +150,3 @@ def test_what_a_failed_attempt_held_is_gone_before_the_next() -> None:
         assert Room("runtime.micro_batch_size", 4).fit(work) == 2
     finally:
         gc.enable()
-
-
-def test_the_cap_on_memory_is_part_of_the_record(tmp_path: Path) -> None:
-    one = trainer(tmp_path, caps={"memory_gib": 0.01}, **KNOBS)
-    outcome = one.run()
-    assert outcome.status == "budget"
-    assert outcome.reason is not None
-    assert "peak memory" in outcome.reason
-    assert json.loads(json.dumps(one.ledger.cost()))["peak_memory_gib"] > 0.01

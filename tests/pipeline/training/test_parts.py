@@ -1,8 +1,11 @@
-"""The parts, each alone: by hand, against plain models, and over a checkpoint."""
+"""The parts: each alone, by hand and over a checkpoint; and what a trial makes of them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +13,18 @@ import torch
 from helpers import trial_config
 from hypothesis import given
 from hypothesis import strategies as st
-from tinytrial import FLOOR
+from naive import prefix
+from tinytrial import CONTROLS, FLOOR, RLOO, preset, rows_of, run, score_in_two, trainer
 
-from pipeline.algorithms.mathematics.controllers import doubled_or_halved
+from pipeline.algorithms.mathematics.controllers import doubled_or_halved, lr_schedule, multiplier
 from pipeline.config.trial import TrialConfig
-from pipeline.training.part import Part, Step, Terms, TokenLosses
-from pipeline.training.parts import PARTS, parts_of
-from pipeline.training.parts.entropy_bonus import EntropyBonus
-from pipeline.training.parts.guard import Guard
-from pipeline.training.parts.kl_coefficient import KlCoefficient
+from pipeline.training.judging import score_rows
+from pipeline.training.part import Part, Terms
+from pipeline.training.parts.brakes import Guard
 from pipeline.training.parts.old_kl import LIMIT, OldKl
+from pipeline.training.parts.registry import PARTS, parts_of
+from pipeline.training.trainer import Trainer
+from pipeline.training.update import Learner
 
 ENTROPY, KL = "objective/entropy_per_token", "objective/kl"
 
@@ -28,41 +33,43 @@ def cfg(**knobs: Any) -> TrialConfig:
     return trial_config(**{"kl__beta": 0.1, "train__batch_size": 512, "train__steps": 1_600, **knobs})
 
 
-def adaptive(section: str, **knobs: Any) -> TrialConfig:
-    return cfg(**{f"{section}__{name}": value for name, value in {"control": "adaptive", **knobs}.items()})
+def learned(one: Trainer, **metrics: float) -> Trainer:
+    """A trial after an update whose rollout had these metrics."""
+    rollout = one._rollout()
+    changed = {name.replace("__", "/"): value for name, value in metrics.items()}
+    one._learn(replace(rollout, metrics={**rollout.metrics, **changed}), lambda step, values: None)
+    return one
+
+
+def series(rows: dict[int, dict[str, float]], name: str) -> list[float]:
+    return [row[name] for row in rows.values() if name in row]
 
 
 # --- coefficients ------------------------------------------------------------------------------------------
 
 
-def test_adaptive_beta_by_hand() -> None:
-    part = KlCoefficient(adaptive("kl", target=6.0, horizon=10_000))
-    part.after({KL: 6.6}, True)  # 10 % above: 1 + 0.1 x 512 / 10,000 = 1.00512
-    assert part.coef == pytest.approx(0.1 * 1.00512)
-    part.after({KL: 600.0}, True)  # a hundred times: the error counts as 0.2, so 1.01024
-    assert part.coef == pytest.approx(0.1 * 1.00512 * 1.01024)
-    part.rollout(3, Terms())  # no schedule interferes
-    part.after({KL: 0.0}, True)  # nothing: -0.2, so 0.98976
-    assert part.coef == pytest.approx(0.1 * 1.00512 * 1.01024 * 0.98976)
-    part.after({KL: 600.0}, False)
-    assert part.coef == pytest.approx(0.1 * 1.00512 * 1.01024 * 0.98976)
-
-
-def test_an_adaptive_bonus_by_hand() -> None:
-    part = EntropyBonus(adaptive("entropy", coef=0.1, target=0.8, horizon=10_000))
-    part.after({ENTROPY: 0.72}, True)  # 10 % below its target: 1 + 0.1 x 512 / 10,000 = 1.00512
-    assert part.coef == pytest.approx(0.1 * 1.00512)
-    part.after({ENTROPY: 0.0}, True)  # collapsed: the error counts as 0.2, so 1.01024
-    part.rollout(3, Terms())  # no schedule interferes
-    part.after({ENTROPY: 2.4}, True)  # three times the target: -0.2, so 0.98976
-    assert part.coef == pytest.approx(0.1 * 1.00512 * 1.01024 * 0.98976)
-    part.after({ENTROPY: 0.0}, False)
-    assert part.coef == pytest.approx(0.1 * 1.00512 * 1.01024 * 0.98976)
-
-
 @pytest.mark.parametrize(
-    ("section", "end", "stages"), [("kl", "beta_end", "beta_stages"), ("entropy", "coef_end", "coef_stages")]
+    ("name", "start", "knobs", "seen"),
+    [
+        ("kl", "beta", {"adaptive__target": 6.0}, [6.6, 600.0, 0.0]),  # 10 % above; a hundred times; nothing
+        ("entropy", "coef", {"adaptive__target": 0.8}, [0.72, 0.0, 2.4]),  # 10 % below; collapsed; three times
+    ],
 )
+def test_an_adaptive_coefficient_by_hand(name: str, start: str, knobs: dict[str, float], seen: list[float]) -> None:
+    """Errors of 0.1, 0.2 at most and -0.2 at most, times 512 episodes of 10,000."""
+    knobs = {"control": "adaptive", start: 0.1, "adaptive__horizon": 10_000, **knobs}  # type: ignore[dict-item]
+    part: Any = parts_of(cfg(**{f"{name}__{key}": value for key, value in knobs.items()}))[name]
+    wanted = 0.1
+    for value, factor in zip(seen, (1.00512, 1.01024, 0.98976), strict=True):
+        part.after({KL: value, ENTROPY: value}, True)
+        part.rollout(3, Terms())  # no schedule interferes
+        wanted *= factor
+        assert part.coef == pytest.approx(wanted)
+    part.after({KL: 600.0, ENTROPY: 0.0}, False)  # the policy was held still
+    assert part.coef == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("section", ["kl", "entropy"])
 @pytest.mark.parametrize(
     ("control", "expected"),
     [
@@ -74,29 +81,24 @@ def test_an_adaptive_bonus_by_hand() -> None:
         ("fixed", [0.1] * 5),
     ],
 )
-def test_schedules_by_hand(section: str, end: str, stages: str, control: str, expected: list[float]) -> None:
+def test_schedules_by_hand(section: str, control: str, expected: list[float]) -> None:
     knobs: dict[str, Any] = {"control": control, "beta" if section == "kl" else "coef": 0.1}
-    knobs |= {end: 0.02} if control in ("linear", "cosine") else {}
-    knobs |= {stages: ((0.25, 0.05), (0.75, 0.0))} if control == "piecewise" else {}
+    knobs |= {"end": 0.02} if control in ("linear", "cosine") else {}
+    knobs |= {"stages": ((0.25, 0.05), (0.75, 0.0))} if control == "piecewise" else {}
     own = {f"{section}__{name}": value for name, value in knobs.items()}
-    part = parts_of(cfg(**{"kl__beta": 0.7, **own}, train__steps=16 * 101))[section]
-    reached = []
+    part: Any = parts_of(cfg(**{"kl__beta": 0.7, **own}, train__steps=16 * 101))[section]
+    reached, terms = [], Terms()
     for update in (0, 25, 50, 75, 100):
-        terms = Terms()
         part.rollout(update, terms)
         part.after({KL: 1e9, ENTROPY: 0.0}, True)  # a schedule does not listen
-        reached.append(terms.kl_coef if section == "kl" else terms.metrics["objective/ent_coef"])
+        reached.append(part.coef)
     assert reached == pytest.approx(expected)
-
-
-def test_one_update_alone_is_at_the_start_of_its_schedule() -> None:
-    config = cfg(kl__control="linear", kl__beta_end=0.02, train__steps=16)
-    assert (config.train.updates, parts_of(config).rollout(0).kl_coef) == (1, 0.1)
+    assert terms.kl_coef == (part.coef if section == "kl" else 0.0)
 
 
 def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
     for kl, end in ((0.0, 0.5 / LIMIT), (1.0, 0.5 * LIMIT)):
-        part = OldKl(cfg(algorithm__old_kl_coef=0.5, algorithm__old_kl_target=0.01))
+        part = OldKl(cfg(algorithm__kl_penalty__coef=0.5, algorithm__kl_penalty__target=0.01))
         for _ in range(30):
             part.after({"policy/old_kl": kl}, True)
         assert part.coef == end
@@ -104,35 +106,33 @@ def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
     assert part.coef == doubled_or_halved(0.5 * LIMIT, 0.0, 0.01)
 
 
+def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
+    """At a ratio of 1/2: the bonus lowers the loss by a token's entropy; the penalty on the old policy is k3, 1/2 - 1 +
+    log 2; that on the reference, e times as far away, k2."""
+    rows = rows_of(torch.zeros(2), prefix([[1, 2]]), torch.full((2,), 1 - math.log(2)))
+    rows.weight = torch.full((2,), 3.0)
+    knobs = {"entropy__coef": 0.1, "algorithm__trust_region": "kl_penalty", "algorithm__kl_penalty__coef": 0.1}
+    terms = {name: part.loss(rows) for name, part in parts_of(cfg(**knobs, kl__place="loss")).items()}
+    new = torch.full((2,), -math.log(2))
+    found = {name: term.loss(slice(None), new, lambda: torch.ones(2)) for name, term in terms.items() if term}
+    for name, wanted in (("entropy", -0.3), ("old_kl", 0.3 * (math.log(2) - 0.5)), ("kl", 0.3 * 0.5)):
+        assert found[name].tolist() == pytest.approx([wanted] * 2), name
+    assert terms["kl"] is not None
+    assert terms["kl"].sums(new)["policy/kl_loss"].tolist() == pytest.approx([0.15] * 2)
+
+
 # --- the size of a step ------------------------------------------------------------------------------------
 
 
-def guard(**knobs: Any) -> Guard:
-    given = {"guard_kl": 0.015, "guard_factor": 0.5, **knobs}
-    return Guard(cfg(optimiser__guard=True, **{f"optimiser__{name}": value for name, value in given.items()}))
-
-
-def test_the_guard_cuts_for_its_time_and_no_deeper() -> None:
-    part = guard(guard_steps=3)
-    factors = []
-
-    def see(kl: float, steps: int) -> None:
-        part.after({"objective/kl_per_token": kl}, False)
-        for _ in range(steps):
-            factors.append(part.step({}).factor)
-            part.stepped()
-
-    see(0.015, 1)  # at the threshold is not above it
-    see(0.016, 2)
-    see(0.5, 4)  # again, while cut: the count starts anew
-    assert factors == [1.0, 0.5, 0.5, 0.5, 0.5, 0.5, 1.0]
-
-
-@given(events=st.lists(st.one_of(st.none(), st.floats(0, 0.03)), max_size=40), hold=st.integers(1, 6))
+@given(
+    events=st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.015, 0.016, 0.5])), max_size=40),
+    hold=st.integers(1, 6),
+)
 def test_the_guard_against_a_plain_model(events: list[float | None], hold: int) -> None:
     """None is a gradient step, a number a rollout: a step is cut if fewer than `hold` steps lie between it and an
-    alarm."""
-    part, since_alarm = guard(guard_steps=hold), hold
+    alarm, which is above the threshold of 0.015."""
+    knobs = {"guard": True, "guard_kl": 0.015, "guard_factor": 0.5, "guard_steps": hold}
+    part, since_alarm = Guard(cfg(**{f"optimiser__{name}": value for name, value in knobs.items()})), hold
     for event in events:
         if event is None:
             assert part.step({}).factor == (0.5 if since_alarm < hold else 1.0)
@@ -143,11 +143,23 @@ def test_the_guard_against_a_plain_model(events: list[float | None], hold: int) 
             since_alarm = 0 if event > 0.015 else since_alarm
 
 
-def test_factors_are_multiplied_onto_the_schedule_in_order() -> None:
-    parts = parts_of(cfg(optimiser__guard=True, optimiser__guard_kl=0.1, optimiser__guard_factor=0.3, kl__hinge=0.02))
-    parts.after({"objective/kl_per_token": 1.0}, True)
-    step = parts.step({"policy/kl_ref_per_token": 0.14}, 0.7)
-    assert step == Step(0.7 * 0.3 * (0.02 / 0.14), False, {"policy/lr_factor": 0.3, "policy/kl_hinge": 0.02 / 0.14})
+@pytest.mark.parametrize(("kind", "braked"), [("shared", [1, 1]), ("separate", [1, 0, 0])])
+def test_guard_and_hinge_multiply_onto_the_schedule_and_brake_no_separate_critic(
+    tmp_path: Path, kind: str, braked: list[int]
+) -> None:
+    one = trainer(tmp_path, critic__kind=kind, optimiser__guard=True, optimiser__guard_factor=0.25, kl__hinge=0.01)
+    guard: Any = one.parts["guard"]
+    guard.after({"objective/kl_per_token": 1.0}, True)
+    for parameter in one.actor.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    planned = lr_schedule(one.cfg, 6)
+    steps = [part.step({"policy/kl_ref_per_token": 0.04}) for part in one.parts.values()]
+    metrics = one.learner.apply(6, planned, steps)
+    assert (metrics["policy/lr_factor"], metrics["policy/kl_hinge"]) == (0.25, 0.25)
+    assert metrics["policy/lr"] == pytest.approx(1e-2 * (1 - 6 / 24) / 16)
+    assert guard.remaining == one.cfg.optimiser.guard_steps - 1
+    rates = [group["lr"] / group["base_lr"] for group in one.learner.steps.optimiser.param_groups]
+    assert rates == pytest.approx([(1 - 6 / 24) * (1 / 16 if held else 1) for held in braked])
 
 
 # --- all ---------------------------------------------------------------------------------------------------
@@ -160,46 +172,227 @@ EVERYTHING: dict[str, Any] = {
 SEEN = {KL: 9.0, "objective/kl_per_token": 9.0, ENTROPY: 0.1, "reward/odd": -2.0, "policy/old_kl": 9.0}
 
 
-def test_a_plain_trial_has_a_kl_coefficient_alone() -> None:
-    assert [part.name for part in parts_of(cfg())] == ["kl"]
+def states(parts: dict[str, Part]) -> dict[str, Any]:
+    return {name: part.state() for name, part in parts.items()}
 
 
-def test_what_parts_keep_survives_a_checkpoint() -> None:
+def test_a_plain_trial_has_a_kl_coefficient_alone_and_every_part_a_name_of_its_own() -> None:
+    assert [*parts_of(cfg())] == ["kl"]
+    assert len({kind.name for kind in PARTS}) == len(PARTS) == len(parts_of(cfg(**EVERYTHING)))
+
+
+@pytest.mark.parametrize(
+    ("moved", "changed"), [(True, {"kl", "entropy", "floor", "guard", "old_kl", "stop"}), (False, {"guard", "stop"})]
+)
+def test_what_parts_keep_survives_a_checkpoint_and_a_held_policy_moves_the_guard_alone(
+    moved: bool, changed: set[str]
+) -> None:
     one, other = parts_of(cfg(**EVERYTHING)), parts_of(cfg(**EVERYTHING))
-    assert len([*one]) == len(PARTS)
-    fresh = other.state()
-    one.recorded(16, {"policy/entropy": 0.5})
-    one.after({**SEEN, "policy/update_steps": 16.0}, True)
-    moved = one.state()
-    assert {name for name in moved if moved[name] != fresh[name]} == {
-        "kl",
-        "entropy",
-        "floor",
-        "guard",
-        "old_kl",
-        "stop",
-    }
-    other.load(moved)
-    assert other.state() == moved
+    fresh = states(other)
+    for part in one.values():
+        part.recorded(16, {"policy/entropy": 0.5})
+        part.after({**SEEN, "policy/update_steps": 16.0}, moved)
+    found = states(one)
+    assert {name for name in found if found[name] != fresh[name]} == changed
+    for name, part in other.items():
+        part.load(found[name])
+    assert states(other) == found
 
 
-def test_a_policy_that_was_held_still_moves_the_guard_alone() -> None:
-    parts = parts_of(cfg(**EVERYTHING))
-    before = parts.state()
-    parts.after({**SEEN, "policy/update_steps": 16.0}, False)
-    after = parts.state()
-    assert {name for name in after if after[name] != before[name]} == {"guard"}
+# --- in a trial --------------------------------------------------------------------------------------------
 
 
-def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
-    """The bonus lowers the loss by a token's entropy. The penalty is k3 at a ratio of 1/2, which is 1/2 - 1 + log 2."""
-    old, ones = torch.zeros(2), torch.ones(2)
-    tokens = TokenLosses(old, old, old - math.log(2), lambda: ones, lambda losses: 3 * losses)
-    bonus, penalty = EntropyBonus(cfg(entropy__coef=0.1)), OldKl(cfg(algorithm__old_kl_coef=0.1))
-    assert bonus.loss(tokens).tolist() == pytest.approx([-0.3] * 2)
-    assert penalty.loss(tokens).tolist() == pytest.approx([0.3 * (math.log(2) - 0.5)] * 2)
+def test_parts_are_fed_the_numbers_that_their_thresholds_and_targets_are_of(tmp_path: Path) -> None:
+    """Targets of 6 nats per sequence and 2 nats per token, horizons of 20 episodes, of which a rollout has 8; the
+    guard's threshold is 0.015 nats per token."""
+    adaptive = {"control": "adaptive", "adaptive__horizon": 20.0}
+    knobs = {f"{section}__{key}": value for section in ("kl", "entropy") for key, value in adaptive.items()}
+    knobs |= {"kl__beta": 0.1, "kl__adaptive__target": 6.0, "entropy__coef": 0.1, "entropy__adaptive__target": 2.0}
+    one = trainer(tmp_path, **knobs, optimiser__guard=True, optimiser__guard_steps=7)
+    seen = {"objective__kl": 12.0, "objective__kl_per_token": 0.01}
+    parts: Any = learned(one, **seen, objective__entropy=10.0, objective__entropy_per_token=1.0).parts
+    assert (parts["kl"].coef, parts["entropy"].coef) == pytest.approx((0.1 * (1 + 0.2 * 8 / 20),) * 2)
+    assert parts["guard"].remaining == 0
+    learned(one, objective__kl=0.01, objective__kl_per_token=0.02)
+    assert parts["guard"].remaining == 7
 
 
-@pytest.mark.parametrize("kind", PARTS)
-def test_every_part_has_a_name_of_its_own(kind: type[Part]) -> None:
-    assert [one.name for one in PARTS].count(kind.name) == 1
+@pytest.mark.parametrize("kind", ["shared", "separate"])
+def test_a_warm_up_moves_the_critic_alone_and_tells_no_controller_anything(tmp_path: Path, kind: str) -> None:
+    knobs = {**CONTROLS["ppo_penalty"], **CONTROLS["adaptive bonus"], "kl__control": "adaptive"}
+    one = trainer(tmp_path, **knobs, critic__kind=kind, critic__warmup_steps=5)
+    before = {name: tensor.clone() for name, tensor in one.actor.state_dict().items()}
+    moved: dict[int, set[str]] = {}
+
+    def look(step: int, values: dict[str, float]) -> None:
+        moved[step] = {name for name, tensor in one.actor.state_dict().items() if not torch.equal(tensor, before[name])}
+        assert (values["policy/lr"] == 0.0) == (step <= 5)
+
+    def coefficients() -> list[float]:
+        parts: Any = one.parts
+        return [parts[name].coef for name in ("old_kl", "kl", "entropy")]
+
+    one._learn(one._rollout(), look)
+    assert coefficients() == [1.0, one.cfg.kl.beta, one.cfg.entropy.coef]
+    one._learn(one._rollout(), look)
+    assert all(
+        now != then for now, then in zip(coefficients(), [1.0, one.cfg.kl.beta, one.cfg.entropy.coef], strict=True)
+    )
+    assert not any(name.startswith("lm.") for name in moved[5])
+    assert any(name.startswith("critic_trunk." if kind == "separate" else "value_head.") for name in moved[2])
+    assert any(name.startswith("lm.") for name in moved[6])
+
+
+def test_a_warm_up_of_a_critic_that_is_not_there_holds_nothing_back(tmp_path: Path) -> None:
+    assert "warm_up" not in trainer(tmp_path, **RLOO, critic__warmup_steps=8, train__steps=12).parts
+
+
+def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path: Path) -> None:
+    outcome, rows, _ = run(tmp_path, algorithm__target_kl=1e-3)
+    assert (outcome.status, outcome.updates) == ("complete", 6)  # every rollout is made; only their steps are fewer
+    taken = [int(steps) for steps in series(rows, "policy/update_steps")]
+    assert len(taken) == 6
+    assert sum(taken) == outcome.steps < 24
+    assert all(1 <= steps <= 4 for steps in taken)
+    steps = {step: row["policy/approxkl"] for step, row in rows.items() if "policy/approxkl" in row}
+    assert max(steps.values()) <= 1.5e-3
+    # Records stand at planned steps, and those that are left out have none; the learning rate falls with the planned.
+    assert [*steps] == [4 * update + step for update, n in enumerate(taken) for step in range(1, n + 1)]
+    assert [step for step, row in rows.items() if "objective/kl" in row] == [*range(0, 24, 4)]
+    assert [step for step, row in rows.items() if "policy/update_steps" in row] == [*range(4, 25, 4)]
+    assert all(rows[step]["policy/lr"] == pytest.approx(1e-2 * (1 - (step - 1) / 24)) for step in steps)
+
+
+@pytest.mark.parametrize(("high", "taken"), [("policy/approxkl", 0), ("policy/approxkl_k3", 4)])
+def test_the_target_kl_stop_is_on_approxkl_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, high: str, taken: int
+) -> None:
+    one = trainer(tmp_path, algorithm__target_kl=1e-3)
+    rollout, accumulate = one._rollout(), Learner.accumulate
+    measured = {"policy/approxkl": 0.0, "policy/approxkl_k3": 0.0, high: 1.0}
+    monkeypatch.setattr(Learner, "accumulate", lambda *args: accumulate(*args) | measured)
+    assert one.learner.learn(rollout, 1, lambda step, values: None) == taken
+
+
+@pytest.mark.parametrize(
+    ("free", "held", "series_of"),
+    [
+        ({"kl__beta": 0.0}, {"kl__hinge": 1e-2}, "objective/kl_exact_per_token"),
+        ({"kl__place": "loss", "kl__beta": 0.0}, {"kl__beta": 3.0}, "objective/kl_exact_per_token"),
+        (
+            {"kl__place": "loss", "kl__loss_estimator": "k3", "kl__group": "clause", "kl__beta": 0.0},
+            {"kl__beta": 3.0},
+            "objective/kl_exact_per_token",
+        ),
+        ({"kl__group": "sentence", "kl__group_credit": "last", "kl__beta": 0.0}, {"kl__beta": 3.0},
+         "objective/kl_exact_per_token"),
+        ({**preset("ppo_penalty"), "algorithm__kl_penalty__target": 1.0}, {"algorithm__kl_penalty__target": 1e-3},
+         "policy/old_kl"),
+    ],
+)  # fmt: skip
+def test_each_holds_the_policy_back(tmp_path: Path, free: dict[str, Any], held: dict[str, Any], series_of: str) -> None:
+    runs = [
+        run(tmp_path / str(len(knobs)), train__steps=64, **knobs)[1]
+        for knobs in (free, {**free, **held, "train__seed": 0})
+    ]
+    ends = [sum(series(rows, series_of)[-4:]) for rows in runs]
+    assert ends[1] < ends[0] / 2
+
+
+def test_a_bonus_keeps_the_policy_undecided(tmp_path: Path) -> None:
+    ends = []
+    for coef in (0.0, 0.3):
+        _, rows, _ = run(tmp_path / str(coef), train__steps=120, optimiser__lr=3e-3, kl__beta=0.0, entropy__coef=coef)
+        ends.append(sum(series(rows, ENTROPY)[-5:]) / 5)
+    assert ends[1] > ends[0] + 0.3
+
+
+def test_each_part_logs_its_own_series_and_none_where_it_is_not_asked_for(tmp_path: Path) -> None:
+    knobs = {**FLOOR, "kl__place": "loss", "kl__control": "linear", "kl__hinge": 1e-2, "algorithm__target_kl": 0.1}
+    knobs |= {"optimiser__guard": True, "algorithm__clip__dual": 2.0, **CONTROLS["falling bonus"]}
+    _, rows, _ = run(tmp_path / "all", **knobs)
+    own = {"policy/kl_loss", "policy/kl_hinge", "policy/update_steps", "policy/dual_clipfrac", "objective/ent_coef"}
+    assert own | {"objective/floor_weight"} <= set().union(*rows.values())
+    assert series(rows, "objective/kl_coef") == pytest.approx([0.05, 0.04, 0.03, 0.02, 0.01, 0])
+    assert series(rows, "objective/ent_coef") == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0])
+    _, rows, _ = run(tmp_path / "none")
+    assert not (own | {"objective/floor_weight"}) & set().union(*rows.values())
+    assert set(series(rows, "policy/lr_factor")) == {1.0}
+
+
+def test_schedules_that_stand_still_are_a_fixed_bonus_bit_for_bit(tmp_path: Path) -> None:
+    still: list[dict[str, Any]] = [
+        {"entropy__coef": 0.05},
+        {"entropy__coef": 0.05, "entropy__control": "linear", "entropy__end": 0.05},
+        {"entropy__control": "piecewise", "entropy__stages": ((0.0, 0.05),)},
+    ]
+    ends = [run(tmp_path / str(place), train__steps=12, **bonus) for place, bonus in enumerate(still)]
+    for _, rows, state in ends[1:]:
+        assert rows == ends[0][1]
+        assert all(torch.equal(state[key], tensor) for key, tensor in ends[0][2].items())
+
+
+@pytest.mark.parametrize("name", ["ppo", "rloo", "trpo", "dpo"])
+def test_the_bonus_in_force_weighs_the_loss_and_not_the_first_one(tmp_path: Path, name: str) -> None:
+    """Gradient at a coefficient that a controller has moved to, less that without one: proportional to it."""
+    knobs = {**(preset(name) if name != "ppo" else {}), "entropy__coef": 1.0, "optimiser__max_grad_norm": 1e9}
+    one = trainer(tmp_path, **knobs)
+    experience, bonus = one._experience(one._rollout()), one.parts["entropy"]
+    gradients = {}
+    for coef in (0.0, 1.0, 3.0):
+        bonus.coef = coef  # type: ignore[attr-defined]
+        one.learner.accumulate(experience, torch.arange(8))
+        gradients[coef] = torch.cat([p.grad.flatten() for p in one.actor.lm.parameters() if p.grad is not None])
+    once, thrice = (gradients[coef] - gradients[0.0] for coef in (1.0, 3.0))
+    assert float(once.norm()) > 1e-3
+    torch.testing.assert_close(thrice, 3 * once, rtol=1e-3, atol=1e-4)
+
+
+def test_the_penalty_on_the_old_policy_follows_the_kl_that_an_update_ends_at(tmp_path: Path) -> None:
+    """Of the whole rollout, after its last step; at a temperature, and 0 before any step."""
+    one = trainer(tmp_path, **preset("ppo_penalty"), algorithm__kl_penalty__target=0.02, train__temperature=0.5)
+    rollout = one._rollout()
+    assert one.learner.moved_kl(rollout) == pytest.approx(0.0, abs=1e-9)
+    moved = one._learn(rollout, lambda step, values: None)["policy/old_kl"]
+    mask, labels = rollout.episodes.response_mask, rollout.episodes.labels.unsqueeze(1)
+    with torch.no_grad():
+        log_pi, _ = one.actor(rollout.episodes, 0.5)
+    log_ratio = log_pi.gather(1, labels).squeeze(1) - rollout.measured.logprobs[mask]
+    assert moved == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
+    assert moved > 0.03
+    assert one.parts["old_kl"].coef == 2.0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["rloo", "dapo"])
+def test_a_clipped_ratio_beyond_fp32_moves_nothing(tmp_path: Path, name: str) -> None:
+    """Each token has become 100 nats likelier, and each response was good."""
+    one = trainer(tmp_path, **preset(name), kl__beta=0.0)
+    rollout = one._rollout()
+    measured = replace(rollout.measured, logprobs=rollout.measured.logprobs - 100.0)
+    good = replace(rollout, measured=measured, advantages=torch.ones_like(rollout.advantages))
+    assert one.learner.accumulate(good, torch.arange(8))["policy/pg_clipfrac"] == 1
+    assert all(bool((parameter.grad == 0).all()) for parameter in one.actor.parameters() if parameter.grad is not None)
+
+
+# --- the floor ---------------------------------------------------------------------------------------------
+
+
+def test_the_weight_follows_the_part_from_rollout_to_rollout(tmp_path: Path) -> None:
+    _, rows, _ = run(tmp_path, **FLOOR)
+    found = list(zip(series(rows, "objective/floor_weight"), series(rows, "reward/odd"), strict=True))
+    assert found[0][0] == 0.0
+    for (before, mean), (after, _) in pairwise(found):
+        assert after == pytest.approx(multiplier(before, mean, 0.0, 2.0, 10.0), abs=1e-6)
+    assert found[-1][0] > 1.0, "the part is below its floor throughout"
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 3, 8])
+def test_scores_with_a_weight_do_not_depend_on_how_many_are_scored_at_once(tmp_path: Path, rows_at_once: int) -> None:
+    one = trainer(tmp_path, runtime={"rollout_batch_size": rows_at_once}, **FLOOR)
+    episodes, rows = one._rollout().episodes, list(range(8))
+    plain = score_in_two(episodes, rows)
+    scores = score_rows(replace(one.rollout_context, terms=Terms(floor_weight=3.0)), episodes, rows)
+    assert scores.proxy == pytest.approx((plain.proxy + 3 * plain.parts["odd"]) / 4)
+    assert (scores.prompts, scores.texts) == (plain.prompts, plain.texts)
+    assert torch.equal(scores.parts["odd"], plain.parts["odd"])
+    assert torch.equal(scores.gold, plain.gold)

@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranked
 import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
-from pipeline.run.dag import _view
+from pipeline.models.process import check_devices
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.store import Artifact
-from pipeline.stages import STAGES
-from pipeline.stages.common import check_devices
-from pipeline.stages.launch import _read, _task, launch
+from pipeline.stages.train import Inputs
+from pipeline.training.launch import launch
 from pipeline.trial import execution, prepare, run_trial
+
+TWO = smoke(runtime__processes=2)
 
 
 @pytest.mark.slow
@@ -38,7 +40,7 @@ from pipeline.trial import execution, prepare, run_trial
         {"algorithm": "online_dpo"},
         {"algorithm": "ppo_penalty"},
         # One update, and well damped: conjugate gradients on an ill-conditioned matrix enlarge rounding a thousandfold.
-        {"algorithm": "trpo", "train__steps": 4, "algorithm__trpo_damping": 1.0},
+        {"algorithm": "trpo", "train__steps": 4, "algorithm__trpo__damping": 1.0},
     ],
 )
 def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Path, knobs: dict[str, Any]) -> None:
@@ -72,41 +74,32 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
 # --- what the launcher does with functions that behave badly -------------------------------------------------
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 def test_mistakes_of_the_user_come_back_as_such(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^train.batch_size: too small$"):
-        launch("ranked:refuses", 2, smoke(), tmp_path, Recorder(), {})
+        launch(ranked.refuses, TWO, tmp_path, Recorder(), None)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 def test_when_one_process_breaks_all_end(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"process 1 of 2 ended with 1:(.|\n)*the second one broke"):
-        launch("ranked:breaks", 2, smoke(), tmp_path, Recorder(), {})
+    with pytest.raises(RuntimeError, match=r"process 1 of 2 failed:(.|\n)*the second one broke"):
+        launch(ranked.breaks, TWO, tmp_path, Recorder(), None)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 def test_only_the_first_process_speaks(tmp_path: Path) -> None:
     recorder, artifact = Recorder(), Artifact("prompts", "key", tmp_path / "store" / "key", "digest", {"n": 3})
-    launch("ranked:speaks", 2, smoke(), tmp_path, recorder, {"prompts": artifact})
+    launch(ranked.speaks, TWO, tmp_path, recorder, artifact)
     assert recorder.warnings == ["prompts key"]
     assert [json.loads((tmp_path / rank).read_text()) for rank in ("0", "1")] == [["2", "smoke"]] * 2
 
 
-@pytest.mark.usefixtures("here")
 def test_processes_speak_json_on_loopback_alone(tmp_path: Path) -> None:
     out = tmp_path / "a b#%20é"
     out.mkdir()
     (out / ".meeting").write_bytes(b"left by processes that were killed")
-    launch("ranked:listens", 2, smoke(), out, Recorder(), {})
+    launch(ranked.listens, TWO, out, Recorder(), None)
     assert sorted(path.name for path in out.iterdir()) == ["0.json", "1.json"]
     for rank in ("0", "1"):
         said, first, addresses = json.loads((out / f"{rank}.json").read_text())
@@ -116,48 +109,19 @@ def test_processes_speak_json_on_loopback_alone(tmp_path: Path) -> None:
         assert set(addresses) <= {"127.0.0.1", "::1"}
 
 
-def test_the_task_of_a_process_is_read_as_it_was_written(tmp_path: Path) -> None:
-    cfg = smoke(runtime__processes=2, algorithm="dapo", kl__beta=0.1 + 0.2)
-    artifact = Artifact("prompts", "key", tmp_path / "é", "digest", {"n": 3, "x": [1.5, None]}, "2026-01-01")
-    given = ("module:function", cfg, tmp_path, {"prompts": artifact})
-    assert _read(_task(*given)) == given
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {},
-        {"algorithm": "dapo"},
-        {"algorithm": "trpo"},
-        {"kl__control": "adaptive", "kl__beta": 0.1 + 0.2},
-        {"train__frozen_dtype": "bf16"},
-        {"adapter__kind": "lora"},
-    ],
-)
-def test_and_so_is_the_part_of_a_configuration_that_a_stage_sees(knobs: dict[str, Any], tmp_path: Path) -> None:
-    for stage in STAGES:
-        view = _view(stage, smoke(runtime__processes=2, **knobs))
-        _, again, _, _ = _read(_task("module:function", view, tmp_path, {}))
-        assert again == view, stage.name
-        assert {name: type(part) for name, part in vars(again).items()} == {
-            name: type(part) for name, part in vars(view).items()
-        }
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 def test_a_process_that_is_short_of_memory_takes_less_at_once_or_ends_the_trial_with_all_others(
     smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = smoke(runtime__processes=2)
     plain = run_trial(smoke(), smoke_layout, Recorder())
-    upstream = {name: plain.artifacts[name] for name in ("prompts", "sft", "reward")}
+    upstream = Inputs(*(plain.artifacts[name] for name in ("prompts", "sft", "reward")))
     wanted, found = merged(plain.artifacts["train"].path / "metrics.jsonl"), {}
     for room in (1, 0):
         monkeypatch.setenv("ROOM_FOR", str(room))
         out = tmp_path / str(room)
         out.mkdir()
-        launch("ranked:short_of_memory", 2, cfg, out, Recorder(), upstream)
+        launch(ranked.short_of_memory, cfg, out, Recorder(), upstream)
         found[room] = json.loads((out / "status.json").read_text())
     assert (found[1]["status"], found[1]["steps"]) == ("complete", cfg.train.steps)
     for step, row in merged(tmp_path / "1" / "metrics.jsonl").items():
@@ -168,15 +132,14 @@ def test_a_process_that_is_short_of_memory_takes_less_at_once_or_ends_the_trial_
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 def test_a_rollout_of_which_one_process_cannot_hold_a_single_row_ends_the_trial_as_budget(
     smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = run_trial(smoke(), smoke_layout, Recorder())
-    upstream = {name: plain.artifacts[name] for name in ("prompts", "sft", "reward")}
+    upstream = Inputs(*(plain.artifacts[name] for name in ("prompts", "sft", "reward")))
     monkeypatch.setenv("ROOM_FOR", "0")
     monkeypatch.setenv("ROOM_IN", "rollouts")
-    launch("ranked:short_of_memory", 2, smoke(runtime__processes=2), tmp_path, Recorder(), upstream)
+    launch(ranked.short_of_memory, smoke(runtime__processes=2), tmp_path, Recorder(), upstream)
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["status"], status["steps"], status["reason"]) == ("budget", 0, "out of memory in 1 of 2 processes")
 

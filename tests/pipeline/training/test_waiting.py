@@ -15,8 +15,8 @@ from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.micro_batches import Extents, picked
 from pipeline.models.packing import Packing
 from pipeline.models.policy import Episodes, flush_left, response_hidden, to_grid
-from pipeline.training import natural_step, update, whole_rollout
-from pipeline.training.experience import tokens_of
+from pipeline.training.natural_step import NaturalLearner
+from pipeline.training.update import Learner
 
 
 def in_micro_batches(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[int]]:
@@ -34,11 +34,10 @@ def in_micro_batches(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[i
 
         return watching
 
-    means = whole_rollout.token_means
-    for module in (whole_rollout, natural_step):
-        monkeypatch.setattr(module, "token_means", lambda one, other, sums: means(one, other, watched(sums)))
-    monkeypatch.setattr(update, "backward", watched(update.backward))
-    monkeypatch.setattr(natural_step, "critic_backward", watched(natural_step.critic_backward))
+    means = Learner.token_means
+    monkeypatch.setattr(Learner, "token_means", lambda self, one, sums: means(self, one, watched(sums)))
+    monkeypatch.setattr(Learner, "backward", watched(Learner.backward))
+    monkeypatch.setattr(NaturalLearner, "critic_backward", watched(NaturalLearner.critic_backward))
     return found, count
 
 
@@ -137,15 +136,15 @@ def test_states_are_those_that_are_found_by_asking(architecture: str) -> None:
         assert torch.equal(response_hidden(model, known), response_hidden(model, asked))
 
 
-def test_shelves_hold_the_rows_in_the_order_of_buckets(tmp_path: Path) -> None:
+def test_micro_batches_hold_the_rows_in_the_order_of_buckets(tmp_path: Path) -> None:
     one = trainer(tmp_path, train__steps=4)
     rollout = one._rollout()
     rows = torch.tensor([6, 1, 3, 4, 7])
     micro_batches, buckets = list(rollout.micro_batches(2, rows)), rollout.episodes.buckets(2, rows)
-    assert [micro_batch.rows.tolist() for micro_batch in micro_batches] == [bucket.tolist() for bucket in buckets]
+    assert [rows.micro_batch.rows.tolist() for rows in micro_batches] == [bucket.tolist() for bucket in buckets]
     for micro_batch, bucket in zip(micro_batches, buckets, strict=True):
-        columns = (vars(tokens_of(rollout, rows)).values() for rows in (micro_batch, bucket))
-        assert all(torch.equal(known, asked) for known, asked in zip(*columns, strict=True))
+        mask = rollout.episodes.response_mask[bucket]
+        assert torch.equal(micro_batch.advantages, rollout.advantages[bucket][mask])
     with waiting() as found:
         list(rollout.micro_batches(2, rows))
     assert len(found) <= 2 * len(rows)  # numpy of host tensors; the device was asked once, before

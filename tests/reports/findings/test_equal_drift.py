@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, metrics, seed_lines
-from reports.findings.pairs import tables_of
+from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, metrics
+from reports.findings.pairs import shared
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
 from reports.statistics.matched_kl import interpolate
@@ -101,13 +101,6 @@ def with_trials(records: StudyRecords, copied: dict[tuple[str, int], tuple[str, 
     return dataclasses.replace(records, prompts=prompts, trials=trials)
 
 
-def test_an_arm_whose_kl_scatters_is_not_held_against_the_curve_at_its_mean_kl(strengths: StudyRecords) -> None:
-    """Each seed ends where another beta ends on that seed. The curve is concave: at the mean KL it lies higher."""
-    found = with_trials(strengths, {("tight", seed): (arm, seed) for seed, arm in enumerate(FIXED)})
-    for metric in ("eval/gold", "eval/win_rate"):
-        assert row_of(found, "tight", metric).per_seed == pytest.approx(dict.fromkeys(range(3), 0.0), abs=1e-9)
-
-
 def test_seeds_that_end_outside_of_their_own_curve_are_left_out_and_few_are_not_compared(
     strengths: StudyRecords,
 ) -> None:
@@ -170,15 +163,6 @@ def test_noise_and_the_smallest_kl_collapse_no_arm(strengths: StudyRecords) -> N
     assert (row.arms, row.collapsed) == (FIXED, ())
 
 
-def test_p_is_corrected_over_the_arms_of_a_metric(strengths: StudyRecords) -> None:
-    for metric in metrics(strengths):
-        rows = [row for row in matched(strengths) if row.metric == metric and not row.reason]
-        assert [row.arm for row in rows] == ["tight", "tighter"]
-        assert [row.p_holm for row in rows] == pytest.approx(
-            two_level.holm([row.p for row in rows if row.p is not None])
-        )
-
-
 def test_an_arm_on_the_curve_is_not_distinguished_and_one_above_it_is(strengths: StudyRecords) -> None:
     """Gold is d (3 - d / 2) of d = sqrt(KL): both arms end between two betas, where the chord lies 0.05 lower."""
     on = {arm: (d, d * (3 - d / 2)) for arm, d in zip(FIXED, (1.3, 1.8, 2.4), strict=True)}
@@ -189,23 +173,6 @@ def test_an_arm_on_the_curve_is_not_distinguished_and_one_above_it_is(strengths:
     above = row_of(found, "tighter").difference
     assert above is not None
     assert above.value == pytest.approx(0.5, abs=0.05)
-
-
-def test_what_ends_outside_of_the_method_is_not_extrapolated(strengths: StudyRecords) -> None:
-    beyond = row_of(strengths, "loose")
-    assert (beyond.reason, set(beyond.left.values())) == ("few seeds", {"beyond"})
-    assert beyond.difference is None
-    strong = with_study(strengths, methods={"weak": ("beta_0.05", "beta_0.035")}, baseline="beta_0.05")
-    assert set(row_of(strong, "tighter").left.values()) == {"below"}
-    assert row_of(strong, "tight").reason == ""
-
-
-def test_a_method_of_one_arm_compares_nothing(strengths: StudyRecords) -> None:
-    alone = with_study(strengths, methods={"only": ("beta_0.05",)})
-    rows = matched(alone)
-    assert {row.reason for row in rows} == {"few arms"}
-    assert {row.arm for row in rows} == set(alone.arms) - {"beta_0.05"}
-    assert all(row.p_holm is None and row.outcome == "not estimable" for row in rows)
 
 
 def test_a_seed_is_compared_with_the_arms_that_it_has(build: Builder, tmp_path: Path) -> None:
@@ -232,16 +199,6 @@ def test_two_arms_without_a_reference_are_too_few(strengths: StudyRecords) -> No
 def test_a_kl_is_not_compared_at_equal_kl(strengths: StudyRecords) -> None:
     objective = strengths.study.objective.model_copy(update={"metric": "eval/kl_per_token"})
     assert metrics(with_study(strengths, objective=objective)) == ["eval/gold"]
-
-
-def test_the_lines_that_are_drawn_pass_through_the_ends_of_a_seed(strengths: StudyRecords) -> None:
-    lines = seed_lines(strengths, "eval/gold")
-    assert list(lines) == strengths.seeds
-    frame = strengths.prompts.groupby(["seed", "arm"])[["kl", "policy_gold"]].mean()
-    for seed, (kl, value) in lines.items():
-        for end, arm in ((0, FIXED[0]), (-1, FIXED[-1])):
-            assert (kl[end], value[end]) == pytest.approx(tuple(frame.loc[(seed, arm)]))
-    assert seed_lines(with_study(strengths, methods={"only": ("beta_0.05",)}), "eval/gold") == {}
 
 
 def test_records_without_prompts_are_compared_over_seeds(strengths: StudyRecords) -> None:
@@ -272,8 +229,26 @@ def test_prompts_without_an_outcome_are_left_out(strengths: StudyRecords) -> Non
     gap = (prompts["arm"] == "beta_0.05") & (prompts["prompt_id"] == prompts["prompt_id"].min())
     prompts.loc[gap, ["policy_gold", "kl"]] = np.nan
     holed = dataclasses.replace(found, prompts=prompts)
-    row, tables = row_of(holed, "tight"), tables_of(holed, "eval/gold", ["tight", "beta_0.05"])
+    row, tables = row_of(holed, "tight"), shared(holed, "eval/gold", ["tight", "beta_0.05"])
     assert row.difference is not None
     assert row.difference.prompts == 199
     assert tables is not None
-    assert {table.shape[1] for table, _ in tables} == {199}
+    assert {table.shape[1] for table, _ in tables.tables} == {199}
+
+
+def test_p_is_corrected_over_the_arms_of_a_metric(strengths: StudyRecords) -> None:
+    for metric in metrics(strengths):
+        rows = [row for row in matched(strengths) if row.metric == metric and not row.reason]
+        assert [row.arm for row in rows] == ["tight", "tighter"]
+        assert [row.p_holm for row in rows] == pytest.approx(
+            two_level.holm([row.p for row in rows if row.p is not None])
+        )
+
+
+def test_what_ends_outside_of_the_method_is_not_extrapolated(strengths: StudyRecords) -> None:
+    beyond = row_of(strengths, "loose")
+    assert (beyond.reason, set(beyond.left.values())) == ("few seeds", {"beyond"})
+    assert beyond.difference is None
+    strong = with_study(strengths, methods={"weak": ("beta_0.05", "beta_0.035")}, baseline="beta_0.05")
+    assert set(row_of(strong, "tighter").left.values()) == {"below"}
+    assert row_of(strong, "tight").reason == ""

@@ -13,13 +13,12 @@ from scipy.stats import ttest_1samp
 
 from reports.figures.registry import figure
 from reports.figures.style import house_style
-from reports.findings.findings import SMALL_EFFECT, SMALLEST, Findings, analyse
+from reports.findings.findings import Findings, analyse
+from reports.findings.pairs import SMALL_EFFECT, SMALLEST
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
-from reports.statistics.equivalence import equivalence_p
-from reports.tables.results import all_tables, effect_word
-from reports.tables.table import markdown
-from reports.text.answer import answer
+from reports.statistics.two_level import equivalence_p
+from reports.tables.results import all_tables
 from studies.claims.falsifiers import overall
 from studies.claims.verdicts import verdicts
 
@@ -79,32 +78,6 @@ def test_claims_are_the_verdicts_of_falsify(demo: Built, records: StudyRecords, 
     wanted = verdicts(demo.study, demo.folder, records.plan)
     assert list(findings.claims[0].verdicts) == wanted
     assert findings.claims[0].outcome == overall(wanted) == "FALSIFIED"
-
-
-def test_diverged_is_counted_with_its_interval(findings: Findings) -> None:
-    rate = findings.arm("beta_0").divergence
-    assert rate is not None
-    assert rate.value == pytest.approx(1 / 3)
-    assert rate.high == pytest.approx(two_level.wilson(1, 3).high)
-
-
-def test_secondary_metrics_are_higher_or_lower(findings: Findings) -> None:
-    words = {(e.metric, e.arm): effect_word(e, "eval/win_rate") for e in findings.effects}
-    assert words["eval/proxy", "beta_0"] == "higher"
-    assert words["eval/kl_per_sequence", "beta_0"] == "higher"
-    assert words["eval/kl_per_sequence", "beta_0.2"] == "lower"
-    assert words["eval/win_rate", "beta_0"] == "worse"
-
-
-def test_answer_names_every_arm_with_interval_and_n(records: StudyRecords, findings: Findings) -> None:
-    found = answer(records, findings)
-    for arm in ("beta_0 ", "beta_0.01 ", "beta_0.2 "):
-        assert arm in found.sentence
-    assert found.sentence.count("[") == 3
-    assert "2 of 3 seeds × 200 prompts, 1 diverged" in found.sentence
-    assert "3 seeds × 200 prompts, 1 ended by a cap" in found.sentence
-    assert "falsified" in found.claims[0]
-    assert any("1 diverged" in caveat and "1 missing" in caveat for caveat in found.caveats)
 
 
 def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) -> None:
@@ -173,48 +146,8 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Build
     assert "part kind" in [axes.get_title(loc="left") for axes in drawn.figure.axes]
 
 
-def test_tables_keep_full_precision_and_show_n_and_interval(
-    demo: Built, records: StudyRecords, findings: Findings
-) -> None:
-    tables = {table.name: table for table in all_tables(records, findings)}
-    arms = tables["arms"]
-    win = findings.arm("beta_0.05").estimates["eval/win_rate"]
-    assert arms.frame.set_index("arm").loc["beta_0.05", "eval/win_rate"] == win.value
-    assert arms.frame.set_index("arm").loc["beta_0.05", "eval/win_rate_low"] == win.low
-    row = next(row for row in arms.rows if row[0].text == "beta_0.05")
-    assert row[1].text == "3 × 200"
-    assert all(cell.detail.startswith("[") for cell in row[2:])
-    assert any(head.unit == "nats per token" for head in arms.heads)
-    for table in tables.values():
-        assert all(len(row) == len(table.heads) for row in table.rows), table.name
-        assert markdown(table).count("\n") == len(table.rows) + 2
-
-
-def test_trials_table_keeps_what_was_not_evaluated(records: StudyRecords, findings: Findings) -> None:
-    table = next(table for table in all_tables(records, findings) if table.name == "trials")
-    assert len(table.rows) == 12
-    assert {row[2].text for row in table.rows} == {"complete", "budget", "diverged", "missing"}
-    diverged = next(row for row in table.rows if row[2].text == "diverged")
-    assert "non-finite loss" in diverged[-1].text
-
-
-@pytest.mark.parametrize(
-    ("shape", "says"),
-    [
-        ({"seeds": (3,)}, "single evaluated seed"),
-        (
-            {"seeds": (0, 1), "missing": (("beta_0.05", 0), ("beta_0.05", 1))},
-            "baseline beta_0.05 has no evaluated trial (2 not run)",
-        ),
-        ({"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()}, "1 failed"),
-        (
-            {"seeds": (0,), "failed": (("beta_0", 0),), "diverged": ()},
-            "beta_0 has no evaluated trial (1 failed) and is not compared",
-        ),
-    ],
-)
-def test_what_is_missing_is_said(build: Builder, tmp_path: Path, shape: dict[str, object], says: str) -> None:
-    built = build(tmp_path, **{"steps": 64, "prompts": 6, **shape})
-    records = load_records(built.folder, built.study)
-    found = answer(records, analyse(records))
-    assert any(says in sentence for sentence in (found.sentence, *found.caveats))
+def test_diverged_is_counted_with_its_interval(findings: Findings) -> None:
+    rate = findings.arm("beta_0").divergence
+    assert rate is not None
+    assert rate.value == pytest.approx(1 / 3)
+    assert rate.high == pytest.approx(two_level.wilson(1, 3).high)

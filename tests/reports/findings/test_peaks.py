@@ -1,23 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from reports.findings import peaks
-from reports.findings.findings import Findings, analyse
+from reports.findings.findings import Findings
 from reports.findings.peaks import gold_peaks
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords
 from reports.statistics.peak import Peak
 from reports.tables.peaks import peaks_table
 from reports.tables.results import all_tables
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.reports.conftest import Builder
 
 
 def test_the_arm_without_a_penalty_peaks_and_falls(records: StudyRecords, findings: Findings) -> None:
@@ -58,11 +52,3 @@ def test_the_table_has_a_row_an_arm_and_its_csv_the_interval(records: StudyRecor
 def test_without_gold_there_is_no_table(records: StudyRecords) -> None:
     silent = replace(records, curves=records.curves.drop(columns="objective/gold"))
     assert gold_peaks(silent) == ()
-
-
-def test_trainings_of_one_chain_count_once(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, steps=512, prompts=10, diverged=(), budget=(), missing=())
-    records = load_records(built.folder, built.study)
-    one = next(iter(analyse(records).peaks))
-    assert one.gold.seeds == len(records.seeds)
-    assert len(one.trials) == len(records.numbers)

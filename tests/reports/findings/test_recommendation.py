@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from reports.findings.findings import analyse
 from reports.findings.recommendation import prediction_bound
 from reports.records.load import load_records
 from reports.statistics import two_level
-from reports.text.recommendation import recommendation
+from reports.text.answer import recommendation
 
 ARMS = {"beta_0.01": 0.01, "beta_0.05": 0.05, "beta_1": 1.0}
 NONE: dict[str, Any] = {"diverged": (), "budget": (), "missing": ()}
@@ -73,24 +72,6 @@ def test_the_choice_of_the_best_counts_all_pairs(
     monkeypatch.setattr(two_level, "two_level_p", lambda effect: p)
     findings, _ = said(build, tmp_path)
     assert (findings.recommendation.rivals == ()) == beaten
-
-
-@pytest.mark.parametrize(
-    ("compared", "rivals", "named"),
-    [(3, ("a", "b"), False), (3, ("a",), True), (3, (), True), (2, ("a",), False), (1, (), True)],
-)
-def test_no_best_setting_is_named_that_no_comparison_carries(
-    build: Any, tmp_path: Path, compared: int, rivals: tuple[str, ...], named: bool
-) -> None:
-    """A mean of 0.694 [0.004, 0.999] that is distinguishable from no other arm is no best setting."""
-    built = build(tmp_path, arms=ARMS, extra=GOLD, **NONE, steps=64, prompts=6)
-    records = load_records(built.folder, built.study)
-    findings = analyse(records)
-    found = dataclasses.replace(findings.recommendation, compared=compared, rivals=rivals)
-    text = recommendation(records, dataclasses.replace(findings, recommendation=found))
-    assert found.named == named
-    assert text.startswith("Best setting: " if named else f"No best setting can be named: {found.arm} ")
-    assert ("It costs " in text) == named
 
 
 def test_one_new_value_in_ten_lies_beyond_the_bound() -> None:

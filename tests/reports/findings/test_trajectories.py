@@ -55,12 +55,6 @@ def test_drift_of_the_demo_is_what_was_built_in(records: StudyRecords, findings:
     assert len(findings.paths) == 11
 
 
-def test_without_gold_there_is_no_alarm(records: StudyRecords) -> None:
-    other = dataclasses.replace(records, curves=records.curves.drop(columns="objective/gold"))
-    assert {key for one in paths(other).values() for key in one.values} == {"objective/scores"}
-    assert alarms(other) == ()
-
-
 @pytest.mark.parametrize("dropped", [["objective/kl"], ["objective/gold", "objective/scores"]])
 def test_without_kl_or_rewards_there_is_no_path(records: StudyRecords, dropped: list[str]) -> None:
     other = dataclasses.replace(records, curves=records.curves.drop(columns=dropped))

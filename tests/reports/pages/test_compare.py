@@ -11,7 +11,7 @@ from helpers import write_record
 from pipeline.errors import UserError
 from reports.console import compare
 from reports.findings.findings import Findings, analyse
-from reports.pages.compare import Compared, comparison, comparison_table, folder_name, summary
+from reports.pages.compare import Compared, compare_studies, comparison_table, folder_name
 from reports.records.load import StudyRecords, load_records
 
 if TYPE_CHECKING:
@@ -54,28 +54,21 @@ def test_every_arm_of_every_study_has_a_row(records: StudyRecords, findings: Fin
     assert row["claims_falsified"] == falsified
 
 
-def test_what_is_not_comparable_is_said(records: StudyRecords, findings: Findings, other: Compared) -> None:
-    page = comparison([Compared(records, findings), other])
-    assert any("references" in caveat for caveat in page.caveats)
-    assert not any("rewards" in caveat for caveat in page.caveats)
-    alone = comparison([Compared(records, findings)])
-    assert alone.caveats == ()
-    assert "not paired" in page.lead
-
-
-def test_the_terminal_has_every_arm_and_every_warning(
-    records: StudyRecords, findings: Findings, other: Compared
+def test_page_and_terminal_have_every_arm_and_every_warning(
+    records: StudyRecords, findings: Findings, other: Compared, tmp_path: Path
 ) -> None:
     studies = [Compared(records, findings), other]
-    page = comparison(studies)
-    said = summary(page, studies)
-    assert page.caveats
-    assert all(words in said for words in (page.lead, *page.caveats))
+    page, said = compare_studies(studies, tmp_path)
+    lead, *warnings = said.split("\n\n")[0].splitlines()
+    assert "not paired" in lead
+    assert ["references" in warning for warning in warnings] == [True]
+    html = page.read_text("utf-8")
+    assert all(text.removeprefix("Warning: ") in html for text in (lead, *warnings))
     head, *rows = said.split("\n\n")[1].splitlines()
     assert [row.split()[:2] for row in rows] == [[s.label, r.arm] for s in studies for r in s.findings.arms]
-    assert head.split()[0] == "study"
     assert "win rate" in head
     assert "perplexity" not in head
+    assert "Warning" not in compare_studies(studies[:1], tmp_path)[1]
 
 
 def test_long_names_become_a_digest(records: StudyRecords, findings: Findings) -> None:

@@ -54,10 +54,6 @@ def test_of_independent_scores_the_win_rate_is_the_analytic_one() -> None:
     )
 
 
-def test_one_of_one_is_the_reference() -> None:
-    np.testing.assert_allclose(best_of(1, PROXY, GOLD), GOLD.mean(1))
-
-
 def test_a_cyclic_judge_decides_by_endings_between_equal_points() -> None:
     """Three equally sound samples whose endings beat each other in turn, then one of them with a fault."""
     ranking, sound, endings = np.array([[3.0, 2.0, 1.0]]), np.zeros((1, 3)), np.array([[0.0, 1.0, 2.0]])

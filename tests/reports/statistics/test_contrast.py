@@ -23,15 +23,6 @@ def test_an_interaction_is_the_difference_of_differences() -> None:
     assert estimate(weights, given).value == pytest.approx(1.5)
 
 
-def test_weights_scale_and_order_does_not_matter() -> None:
-    rng = np.random.default_rng(3)
-    first, second, third = rng.normal(size=(3, 4, 6))
-    mean_of_two = combine([1, -0.5, -0.5], [(first, None), (second, None), (third, None)])
-    turned = combine([-0.5, 1, -0.5], [(third, None), (first, None), (second, None)])
-    np.testing.assert_allclose(mean_of_two, turned, atol=1e-12)
-    np.testing.assert_allclose(mean_of_two.mean(1), (first - (second + third) / 2).mean(1))
-
-
 def test_two_arms_are_the_paired_difference() -> None:
     rng = np.random.default_rng(5)
     arm, base = rng.normal(0.4, 1, (5, 40)), rng.normal(0, 1, (5, 40))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from reports.statistics.hierarchical import LONE, SCALE, Moments, Posterior, moments, posterior
+from reports.statistics.hierarchical import LONE, SCALE, Moments, moments, posterior
 
 
 def given(seeds: int, between: float, within: float, prompts: float, spread: float) -> Moments:
@@ -50,11 +50,6 @@ def test_half_width_inverts_the_tail_for_many_tables_at_once() -> None:
         assert found.beyond(found.half_width(level)) == pytest.approx(1 - level, rel=1e-6)
 
 
-def test_a_posterior_of_one_normal_is_that_normal() -> None:
-    found = Posterior(np.array([1.0]), np.array([2.0]))
-    assert found.half_width(0.95) == pytest.approx(2 * 1.959964, rel=1e-6)
-
-
 def test_moments_are_unbiased() -> None:
     rng = np.random.default_rng(1)
     shape = (4_000, 4, 25)
@@ -68,11 +63,3 @@ def test_moments_are_unbiased() -> None:
     assert found.prompts.mean() * 22 / 24 == pytest.approx(1.0 / 25 + noise / 4, rel=0.02)
     assert (found.spread**2).mean() == pytest.approx(1.0 + 0.5**2, rel=0.02)
     assert np.var(found.mean) == pytest.approx(0.3**2 / 4 + 1.0 / 25 + noise / 4, rel=0.06)
-
-
-def test_the_prior_of_several_seeds_hardly_matters_and_that_of_one_decides() -> None:
-    far, near = given(3, 0.25, 0.002, 0.002, 1.0), given(1, 0.0, 0.0, 0.002, 1.0)
-    several = [posterior(far, scale).half_width(0.95) for scale in (SCALE / 2, SCALE * 2)]
-    alone = [posterior(near, scale).half_width(0.95) for scale in (LONE / 2, LONE * 2)]
-    assert several[1] / several[0] < 1.06
-    assert alone[1] / alone[0] > 3.5

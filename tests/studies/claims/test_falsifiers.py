@@ -94,23 +94,6 @@ def test_edges(series: Series, steps: int, outcome: str) -> None:
     assert evaluate(falsifier(), series, steps).outcome == outcome
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "op", "values", "says"),
-    [
-        ("any", ">", [0.0, 0.1, 0.2], "3 records to step 2; largest value: 0.2"),
-        ("mean", ">", [0.0, 0.1, 0.2], "3 records to step 2; mean: 0.1"),
-        ("any", "<", [0.3, 0.4, 0.5], "3 records to step 2; smallest value: 0.3"),
-        ({"consecutive": 3}, ">", [0.1, 0.3, 0.4, 0.2, 0.9], "longest run beyond 0.25: 2 of 3 records"),
-        ({"consecutive": 4}, ">", [9.0, 9.0, 9.0], f"3 records before step {BEFORE}, fewer than the 4 in a row"),
-        ("mean", ">", [math.inf, -math.inf], "is not a number"),
-        ("mean", ">", [0.5], "mean of 1 records is 0.5"),
-        ("any", ">", [0.1, 0.5], "0.5 at step 1"),
-    ],
-)
-def test_a_verdict_tells_its_margin_or_why_there_is_none(aggregation: Any, op: Any, values: Any, says: str) -> None:
-    assert says in evaluate(falsifier(aggregation, op), list(enumerate(values)), BEFORE).reason
-
-
 def test_a_step_that_the_target_kl_left_out_leaves_a_claim_open() -> None:
     series = [(step, 0.1) for step in range(BEFORE)]
     assert [evaluate(falsifier(), series, BEFORE, gap=gap).outcome for gap in (99, 100, None)] == [

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import fake_trial
@@ -20,8 +17,6 @@ from pipeline.errors import Gone
 from pipeline.intervals import student
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord
 from studies.claims.falsifiers import Verdict
-from studies.claims.live import LiveVerdicts
-from studies.claims.relative import Trajectory, compare
 from studies.claims.verdicts import evidence, of_record, stages_read, verdicts
 from studies.definition.design import cells
 from studies.definition.schema import Study
@@ -264,51 +259,6 @@ def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[s
     assert [one.outcome for one in of_record(study, folder_of(layout), record, cells(study))] == ["NOT TESTED"]
     assert stages_read(recorded(WINS).falsifiers) == [], "an estimate is in the record"
     assert stages_read(recorded(WINS + SURELY.replace("name: wins", "name: b")).falsifiers) == ["evaluate"]
-
-
-# --- while trials run --------------------------------------------------------------------------------------
-
-
-def write(path: Path, records: Mapping[int, float]) -> None:
-    with path.open("a") as file:
-        file.writelines(json.dumps({"step": step, KL: value}) + "\n" for step, value in records.items())
-
-
-def test_live_verdicts_are_those_of_the_end_whoever_is_ahead(write_study: Write, tmp_path: Path) -> None:
-    claim = write_study(HEAD + RELATIVE.replace("threshold: 0.0", "threshold: 0.1")).falsifiers[0]
-    own, base = {0: 0.0, 16: 0.15, 24: 0.9, 32: 0.35, 40: 0.9}, {0: 0.0, 16: 0.1, 32: 0.2}
-    final = compare(claim, Trajectory([*own.items()], 48), Trajectory([*base.items()], 48))
-    final = replace(final, arm="other", seed=1)
-    write(tmp_path / "another_seed.jsonl", dict.fromkeys(base, -9.0))
-    paths = {arm: tmp_path / f"{arm}.jsonl" for arm in ("base", "other")}
-    for ahead in ("base", "other"):
-        live = LiveVerdicts("base")
-        for path in paths.values():
-            path.unlink(missing_ok=True)
-        live.follow("base", 0, tmp_path / "another_seed.jsonl", [], [KL])
-        live.follow("base", 1, paths["base"], [], [KL])
-        live.follow("other", 1, paths["other"], [claim])
-        behind = "other" if ahead == "base" else "base"
-        written = {"base": base, "other": own}
-        write(paths[ahead], written[ahead])
-        assert live.poll("other", 1) == [], "the other one has not come as far"
-        write(paths[behind], {step: value for step, value in written[behind].items() if step < 32})
-        assert live.poll("other", 1) == []
-        write(paths[behind], {32: written[behind][32]})
-        (told,) = live.poll("other", 1)
-        assert told == final
-        assert live.poll("other", 1) == []
-    assert (final.outcome, final.step) == ("FALSIFIED", 32)
-
-
-def test_a_baseline_that_has_ended_is_known_whole(write_study: Write, tmp_path: Path) -> None:
-    live, path = LiveVerdicts("base"), tmp_path / "other.jsonl"
-    live.follow("other", 0, path, write_study(HEAD + RELATIVE).falsifiers)
-    write(path, series(0.15))
-    live.baseline_ended(1, {KL: series(0.0).items()})
-    assert live.poll("other", 0) == [], "another seed"
-    live.baseline_ended(0, {KL: series(0.1).items()})
-    assert [(one.step, one.baseline_value) for one in live.poll("other", 0)] == [(16, 0.1)]
 
 
 STUDY = (

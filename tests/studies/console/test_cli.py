@@ -54,11 +54,6 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert not imported & heavy
 
 
-def test_help_names_the_symbols_of_papers() -> None:
-    said = " ".join(ablate("study", "--help").output.split())
-    assert "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.cliprange, c1 = critic.vf_coef" in said
-
-
 def test_hints_are_commands_that_work_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert [command("ui"), command("study", "mine", "t4")] == ["make ui", "make study STUDY=mine PROFILE=t4"]
@@ -76,7 +71,7 @@ def test_hints_are_commands_that_work_here(tmp_path: Path, monkeypatch: pytest.M
         (["plan", "kl_ablation", "--set", "ppo.klcoef=1"], "did you mean 'kl.beta'?"),
         (["plan", "kl_ablation", "--profile", "tyni"], "no profile 'tyni'; did you mean 'tiny'?"),
         (["study", "kl_ablation", "--executor", "proceses"], "did you mean 'processes'?"),
-        (["study", "kl_control", "--set", "beta=0.1"], "--set: unknown key 'beta'; did you mean 'kl.beta'?"),
+        (["study", "kl_control", "--set", "beta=0.1"], "--set: unknown key 'beta'; beta is the key 'kl.beta'"),
         (["run", "--set", "[bold]"], "--set '[bold]': write it as section.key=value"),
         (["run", "--set", "train.seed=1"], "'train.seed' is given by --seed"),
         (["sync", "kl_ablation"], "has no finished trial to send"),
@@ -124,18 +119,6 @@ def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layou
     stale = ablate("falsify", lower.source, *out, "--set", "optimiser.lr=0.01", "--json")
     assert stale.exit_code == 3
     assert "another configuration" in json.loads(stale.stdout)["verdicts"][0]["reason"]
-
-
-def test_falsify_does_not_import_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys\nsys.argv = ['ablate', 'falsify', 'kl_ablation', '--out', sys.argv[1]]\nimport ablate\n"
-        "try:\n    ablate.main()\nexcept SystemExit as end:\n    assert end.code == 3\n"
-        "assert not {'torch', 'mlflow', 'optuna', 'transformers'} & set(sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(("processes", "jobs"), [(1, 4), (2, 2), (3, 1)])

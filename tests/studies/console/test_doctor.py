@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from packaging.requirements import Requirement
-from rich.console import Console
 from typer.testing import CliRunner
 
 from pipeline.config.loading import load_config, profile_names
@@ -159,22 +158,11 @@ def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     assert base.startswith("Qwen/Qwen1.5-0.5B is not in the cache")
     assert data.startswith("stanfordnlp/imdb is not in the cache")
     (yours,) = doctor.lacks(load_config("t4-rehearsal", {}))
-    assert yours.startswith("data.path and model.base are yours to give")
+    assert yours.startswith("data.local.path and model.base are yours to give")
     found = doctor.profile_finding("t4")
     assert found.state == "note"
     assert "13.34 GiB of memory" in found.found
     assert "on a T4 (predicted)" in found.found
-
-
-def test_what_is_shown() -> None:
-    console = Console(width=200, record=True)
-    doctor.show(console, [Finding("disk", "missing", "0.1 GiB free", "free some"), Finding("hub", "note", "silent")])
-    text = console.export_text()
-    assert "MISSING" in text
-    assert "-> free some" in text
-    assert "Not ready: disk" in text
-    doctor.show(console, [Finding("disk", "ok", "10 GiB free")])
-    assert "Ready: make study STUDY=kl_ablation" in console.export_text()
 
 
 @pytest.mark.parametrize(("state", "code"), [("ok", 0), ("note", 0), ("missing", 2)])

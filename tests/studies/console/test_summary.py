@@ -51,16 +51,3 @@ def test_unhealthy_arms_are_named_with_the_worst_symptom() -> None:
         "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4."
         " Likely cause: far. Try: raise kl.beta. Also outside: policy/ratio.\n\n"
     )
-
-
-def test_trials_that_diverged_are_not_ok() -> None:
-    assert (
-        said(ArmHealth("a", 3, {}, (4, 5))) == "Health: unhealthy in 2 of 3 judged trials\n  a, 2 of 3, 2 diverged\n\n"
-    )
-    line = said(ArmHealth("a", 3, {4: (RATIO,)}, (4,))).splitlines()[1]
-    assert line.startswith("  a, 1 of 3, 1 diverged, most in seed 4: policy/ratio above 1.1 in 20 %")
-
-
-def test_healthy_and_unjudged_trials() -> None:
-    assert said(ArmHealth("a", 1, {})) == "Health: ok in 1 judged trial\n\n"
-    assert said(ArmHealth("a", 0, {})) == ""

@@ -18,7 +18,6 @@ CLAIM = STUDY.partition("falsifiers:")[0] + "falsifiers:\n  - {name: n, claim: c
 SERIES = "metric: objective/kl, before_step: 32"
 PART = STUDY + "hypotheses:\n  - {name: wins, claim: c, metric: eval/win_rate, %s, expect: higher}\n"
 IMPORTED = "question: q\nbaseline: a\nseeds: [0, 1]\nimported: {a: {}, b: {}}\n"
-VARIED = STUDY.replace("falsifiers:", "vary: [reward]\ntrainings: {seeds: %s}\nfalsifiers:")
 BETA = "kl.beta: {low: 0.005, high: 1.0, log: true}"
 
 FILES = {
@@ -38,8 +37,8 @@ FILES = {
         "grid.beta=0+kl.place=loss: kl.place = loss has no effect ... kl.beta is 0.0 ... under arms instead"
     ),
     FACTORS + "factors: {adapter.rank: [4]}\n": "factors.adapter.rank=4: adapter.rank = 4 has no effect",
-    FACTORS + "factors: {algorithm.cliprange: [0.1, 0.2]}\n": "'baseline' and 'cliprange=0.2' are the same trial",
-    FACTORS + "factors: {algorithm.cliprnge: [0.1]}\n": "'algorithm.cliprnge'; did you mean 'algorithm.cliprange'?",
+    FACTORS + "factors: {algorithm.clip.epsilon: [0.1, 0.2]}\n": "'baseline' and 'epsilon=0.2' are the same trial",
+    FACTORS + "factors: {algorithm.clip.epsilo: [0.1]}\n": "clip.epsilo'; did you mean 'algorithm.clip.epsilon'?",
     FACTORS + "factors: {kl.beta: [0.1]}\nbaseline: weak": "line 7: baseline: 'weak' ... leave the key out",
     FACTORS + "factors: {kl.beta: [0.1]}\ninteractions: [[kl.beta, optimiser.lr]]": (
         "line 7: interactions: 'optimiser.lr' is not a factor"
@@ -50,7 +49,7 @@ FILES = {
     IMPORTED + "profile: tiny\n": "profile: no profile 'tiny' ... imported",
     IMPORTED + "arms: {a: {optimiser.lr: 1e-4}}\n": "both arms and imported are given",
     IMPORTED + "objective: {metric: objective/scoers}\n": "'objective/scoers'; did you mean 'objective/scores'?",
-    IMPORTED + "vary: [reward]\n": "leave vary",
+    IMPORTED + "vary: [reward]\n": "vary: imported trials were run elsewhere",
     IMPORTED + "confirm: {seeds: [7]}\n": "confirm: of a study of kind imported",
     IMPORTED + "falsifiers: [{name: n, claim: c, op: '>', threshold: 1, before_step: 9}]": "metric: is missing",
 }  # fmt: skip
@@ -64,7 +63,6 @@ EDITS = [
     (STUDY, "question:", "confirms: other\nquestion:", "line 2: unknown key 'confirms'"),
     (STUDY, "weak\n", "weak\nprofile: tinny\n", "line 6: profile: no profile 'tinny'; did you mean 'tiny'?"),
     (STUDY, "weak\n", "weak\nfigures: [fronteir]\n", "line 6: figures.0 = 'fronteir' ... did you mean 'frontier'?"),
-    (STUDY, "weak\n", "weak\nfigures: [kl, kl]\n", "figures: 'kl' is given more than once"),
     (STUDY, "baseline: weak", "baseline: week", "line 5: baseline: 'week' ... 'weak'?; arms: weak, strong"),
     (STUDY, "baseline: weak\n", "", "baseline: 'baseline' is not an arm; say which one is ... arms: weak, strong"),
     # seeds
@@ -72,25 +70,16 @@ EDITS = [
     (STUDY, "[0, 1]", "[]", "line 6: seeds: needs at least 1"),
     (STUDY, "[0, 1]", "3", "line 6: seeds: 3 is a single number ... [0, 1, 2]"),
     (STUDY, "[0, 1]", "[0, -1]", "seeds.1 = -1: must be greater than or equal to 0"),
-    (STUDY, "[0, 1]", "[0, 1.5]", "seeds.1 = 1.5"),
-    (STUDY, "[0, 1]", "[0, true]", "seeds.1 = true"),
     (STUDY, "[0, 1]", "[0, 1]\nconfirm: {seeds: [1, 9]}", "line 7: confirm.seeds: 1 is a seed of the study"),
-    (STUDY, "[0, 1]", "[0, 1]\nconfirm: {seeds: [9, 9]}", "confirm.seeds: '9' is given more than once"),
     (STUDY, "[0, 1]", "[0, 1]\nvary: [rewards]", "vary.0 = 'rewards' ... did you mean 'reward'?"),
-    (STUDY, "[0, 1]", "[0, 1]\nvary: [reward, reward]", "vary: 'reward' is given more than once"),
-    (STUDY, "[0, 1]", "[0, 1]\ntrainings: {seeds: [0, 1]}", "trainings: ... vary names nothing"),
-    (VARIED, "%s", "[0, 1000]", "trainings.seeds: ... below 1000"),
-    (VARIED, "%s", "[0]", "trainings.seeds: give at least two"),
     (STUDY, "0.2}\n", "0.2}\n  third: {sft.seed: 5}\nvary: [sft]\n", "line 10: arms.third: 'sft.seed' is set by"),
     # arms and knobs
-    (STUDY, "[0, 1]", "[0, 1]\nbeta: 1", "line 7: unknown key 'beta' ... 'kl.beta'?; knobs stand under arms"),
-    (STUDY, "kl.beta: 0.2", "beta: 0.2", "line 9: arms.strong: unknown key 'beta'; did you mean 'kl.beta'?"),
+    (STUDY, "[0, 1]", "[0, 1]\nbeta: 1", "line 7: unknown key 'beta'; beta is ... 'kl.beta'; knobs stand under arms"),
+    (STUDY, "kl.beta: 0.2", "beta: 0.2", "line 9: arms.strong: unknown key 'beta'; beta is the key 'kl.beta'"),
     (STUDY, "kl.beta: 0.2", "ppo.klcoef: 0.2", "arms.strong: unknown key 'ppo.klcoef'; did you mean 'kl.beta'?"),
     (STUDY, "kl.beta: 0.2", "kl.beta: -1", "line 9: arms.strong: kl.beta = -1: must be greater than or equal to 0"),
-    (STUDY, "kl.beta: 0.2", "kl.beta: '2e-1'", "kl.beta = '2e-1': must be a number"),
-    (STUDY, "kl.beta: 0.2", "train.seed: 3", "arms.strong: 'train.seed' is set by the study's seeds"),
     (STUDY, "kl.beta: 0.2", "kl.beta: 0.01", "'weak' and 'strong' are the same trial"),
-    (STUDY, "kl.beta: 0.2", "kl.beta: 0.2, kl.target: 3", "line 9: arms.strong: kl.target = 3.0 has no effect"),
+    (STUDY, "kl.beta: 0.2", "kl.beta: 0.2, kl.end: 3", "line 9: arms.strong: kl.end = 3.0 has no effect"),
     (STUDY, "strong: {kl.beta: 0.2}", "strong:", "arms.strong = null: must be a mapping"),
     (STUDY, "strong:", "../strong:", "arms: the name '../strong' cannot be used"),
     (STUDY, "strong:", "Weak:", "'weak' and 'Weak' differ only in case"),
@@ -99,28 +88,22 @@ EDITS = [
     # algorithms
     (STUDY, "kl.beta: 0.2", "algorithm: rlo", "line 9: arms.strong: algorithm.name = 'rlo' ... did you mean 'rloo'?"),
     (STUDY, "kl.beta: 0.2", "algorithm: rloo, critic.kind: shared", "critic.kind 'shared' is not for advantage 'rloo'"),
-    (STUDY, "kl.beta: 0.2", "algorithm: rloo, train.responses_per_prompt: 1", "needs at least 2"),
     (STUDY, "kl.beta: 0.2", "critic.kind: none", "critic.kind 'none' is not for advantage 'gae'"),
     (STUDY, "kl.beta: 0.2", "algorithm: rloo, algorithm.name: ppo", "line 9: arms.strong: ... are the same key"),
     (STUDY, "kl.beta: 0.2", "algorithm: rloo, algorithm.gae_lambda: 0.9", "algorithm.gae_lambda = 0.9 has no effect"),
     # objective, constraints, methods
     (STUDY, "weak\n", "weak\nobjective: {metric: policy/entropy}\n", "objective.metric 'policy/entropy' is a series"),
-    (STUDY, "weak\n", "weak\nobjective: {smallest: 0}\n", "objective.smallest = 0: must be greater than 0"),
     (STUDY, "weak\n", "weak\nobjective: {smalest: 1}\n", "'objective.smalest'; did you mean 'objective.smallest'?"),
     (STUDY, "weak\n", "weak\nconstraints: [{metric: policy/kl_loss, max: 1}]\n", "constraints.0.metric ... a series"),
     (STUDY, "weak\n", "weak\nconstraints: [{metric: eval/gold}]\n", "constraints.0: give max or min"),
     (STUDY, "weak\n", "weak\nmethods: {m: [weak, storng]}\n", "line 6: methods.m: ... 'storng' ... 'strong'?"),
     (STUDY, "weak\n", "weak\nmethods: {a: [weak, strong], b: [strong]}\n", "methods.b: ... 'strong' is in methods.a"),
-    (STUDY, "weak\n", "weak\nmethods: {a: [weak, weak]}\n", "methods.a: the arm 'weak' is in methods.a already"),
     (STUDY, "weak\n", "weak\nmethods: {a: [weak], b: []}\n", "methods.b: has no arms"),
     (STUDY, "weak\n", "weak\nmethods: {a: [strong]}\n", "methods: the baseline 'weak' is in none"),
     # falsifiers
     (STUDY, "objective/kl_per", "kl_per", "line 11: falsifiers.0.metric: ... 'objective/kl_per_token'"),
-    (STUDY, "objective/kl_per", "objective/kl_pr", "'objective/kl_pr_token'; did you mean 'objective/kl_per_token'?"),
     (STUDY, "threshold: 0.5", "threshold: .nan", "falsifiers.0.threshold = nan"),
-    (STUDY, "threshold: 0.5", "threshold: true", "falsifiers.0.threshold = true: must be a number"),
     (STUDY, "step: 32", "step: 0", "falsifiers.0.before_step = 0"),
-    (STUDY, "step: 32", "step: 32, arms: ['*', '*']", "falsifiers.0.arms: '*' is given more than once"),
     (STUDY, "step: 32", "step: 32, arms: [storng]", "falsifiers.0.arms: ... 'storng'; did you mean 'strong'?"),
     (STUDY, "step: 32", "step: 32, aggregation: {consecutive: 0}", "falsifiers.0.aggregation: ... any, mean or"),
     (STUDY, "step: 32", "step: 32, aggregation: median", "falsifiers.0.aggregation: 'median'"),
@@ -132,18 +115,15 @@ EDITS = [
     (CLAIM, "%s", "metric: cost/state_gib, before_step: 32", "falsifiers.0: metric: 'cost/state_gib' is recorded once"),
     (CLAIM, "%s", f"{SERIES}, bound: low", "falsifiers.0: bound: 'objective/kl' has no interval"),
     (CLAIM, "%s", "metric: eval/win_rate_low, bound: low", "'eval/win_rate_low' ... did you mean 'eval/win_rate'?"),
-    (CLAIM, "%s", "metric: eval/gold, bound: lo", "falsifiers.0.bound = 'lo' ... did you mean 'low'?"),
     (CLAIM, "%s", "metric: eval/gold, bound: low, relative_to: baseline, relative: ratio", "bound: a ratio"),
     (CLAIM, "%s", f"{SERIES}, stop: true, relative_to: baseline", "stop: a running trial does not know the baseline"),
     (CLAIM, "%s", f"{SERIES}, relative: ratio", "relative: 'ratio' needs `relative_to: baseline`"),
     (CLAIM, "%s", f"{SERIES}, relative_to: baseline, arms: [weak]", "falsifiers.0.arms: only the baseline 'weak'"),
-    (CLAIM, "%s", f"{SERIES}, relative_to: weak", "falsifiers.0.relative_to = 'weak': must be 'baseline'"),
     (CLAIM, "%s", f"{SERIES}, relativ_to: baseline", "'falsifiers.0.relativ_to'; did you mean ... relative_to'?"),
     # hypotheses
     (PART, "%s", "contrast: storng - weak", "line 13: hypotheses.0.contrast: ... 'storng'; did you mean 'strong'?"),
     (PART, "%s", "contrast: strong-weak", "weights of strong-weak sum to 1 ... ARM - OTHER"),
     (PART, "%s", "contrast: strong weak", "hypotheses.0.contrast: 'strong weak' is no contrast ... ARM - OTHER"),
-    (PART, "%s", "contrast: strong - weak -", "is no contrast"),
     (PART, "%s", "contrast: strong - strong", "names an arm twice"),
     (PART, "%s", "contrast: {strong: 1, weak: -0.5}", "weights of strong, weak sum to 0.5"),
     (PART, "%s", "contrast: {strong: 0, weak: 0}", "must sum to 0"),
@@ -158,7 +138,6 @@ EDITS = [
     (PART, "wins, claim: c, metric: eval/win_rate, %s", "drift, claim: c, metric: eval/gold, contrast: strong - weak", (
         "hypotheses.0.name: 'drift' is the name of two claims"
     )),
-    (PART, "eval/win_rate, %s", "eval/winrate, contrast: strong - weak", "'eval/winrate' ... 'eval/win_rate'?"),
     # searches
     (SEARCH, BETA, "kl.beta: {low: 1, high: 1}", "search.space.kl.beta: the range [1, 1] is empty"),
     (SEARCH, BETA, "kl.beta: {low: 0, high: 1, log: true}", "low = 0: a logarithmic range begins above 0"),
@@ -169,23 +148,20 @@ EDITS = [
     (SEARCH, BETA, "kl.beta: {values: [[1], 2]}", "[1] is no single value"),
     (SEARCH, BETA, "kl.bta: {low: 1, high: 2}", "line 8: search.space: unknown key 'kl.bta'; did you mean 'kl.beta'?"),
     (SEARCH, BETA, "train.seed: {low: 1, high: 2}", "search.space: 'train.seed' is set by the study's seeds"),
-    (SEARCH, BETA, "kl.target: {low: 1, high: 5}", "line 8: search.space: kl.target = 1.0 has no effect"),
-    (SEARCH, f"{BETA}\n    algorithm.cliprange: {{values: [0.1, 0.2, 0.3]}}",
+    (SEARCH, BETA, "kl.end: {low: 1, high: 5}", "line 8: search.space: kl.end = 1.0 has no effect"),
+    (SEARCH, f"{BETA}\n    algorithm.clip.epsilon: {{values: [0.1, 0.2, 0.3]}}",
      "kl.beta: {values: [0, 0.1]}\n    kl.place: {values: [reward, loss]}",
      "search.space: with kl.beta=0, kl.place=loss: kl.place = loss has no effect"),
     (SEARCH, "seeds: [0]\n", "seeds: [0, 1]\n", "line 5: seeds: a search trains on one seed"),
     (SEARCH, "seeds: [0]\n", "seeds: [0]\nbaseline: other\n", "baseline: 'other': with search"),
     (SEARCH, "seeds: [0]\n", "seeds: [0]\nconstraints: [{metric: eval/gold, min: 1}]\n", "under search.constraints"),
     (SEARCH, "seeds: [0]\n", "seeds: [0]\nconfirm: {seeds: [9]}\n", "confirm: ... under search.confirm"),
-    (SEARCH, "seeds: [0]\n", "seeds: [0]\nvary: [labels]\ntrainings: {seeds: [0, 1]}\n", "a search trains once"),
     (SEARCH, "seeds: [0]\n", "seeds: [0]\nvary: [sft]\n", ""),
     (SEARCH, "seeds: [10, 11]", "seeds: [0, 11]", "search.confirm.seeds: 0 is the seed of the search"),
-    (SEARCH, "seeds: [10, 11]", "seeds: 3", "search.confirm.seeds: 3 is a single number"),
     (SEARCH, "top: 2", "top: 20", "search.confirm.top: 20 is more than the 14 trials"),
     (SEARCH, "trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "named twice"),
     (SEARCH, "trials: 14", "trials: 14\n  objectives: [{metric: eval/gold, smallest: 1}]", "smallest belongs to"),
     (SEARCH, "trials: 14", "trials: 14\n  prune: {metric: objective/scores, above: 1}", "search.prune.metric"),
-    (SEARCH, "metric: eval/kl_per_token", "metric: eval/kl_pertoken", "did you mean 'eval/kl_per_token'?"),
 ]  # fmt: skip
 """A file, what is replaced in it, and the fault; `...` stands for words between."""
 
@@ -216,7 +192,7 @@ def test_a_fault_is_reported_in_one_line(write_study: Write, text: str, old: str
     lines = faults(write_study, text.replace(old, new, 1))
     assert all("small.yaml" in line for line in lines)
     assert any(matches(says, line) for line in lines), lines
-    assert len(lines) == (2 if "qestion" in new or "kl.target: {low" in new else 1), "both ends of the range"
+    assert len(lines) == (2 if "qestion" in new or "kl.end: {low" in new else 1), "both ends of the range"
 
 
 def test_all_faults_come_at_once_and_names_before_values(write_study: Write) -> None:
@@ -240,9 +216,9 @@ def test_all_faults_come_at_once_and_names_before_values(write_study: Write) -> 
 
 
 def test_a_fault_of_many_arms_is_told_once(write_study: Write) -> None:
-    head = HEAD.replace("weak", "beta=0.1+cliprange=0.1")
-    (line,) = faults(write_study, head + "grid: {kl.beta: [0.1, 0.2], algorithm.cliprange: [0.1, -1]}\n")
-    assert matches("grid.beta=0.1+cliprange=-1: algorithm.cliprange = -1 ... (and in 1 more arm)", line)
+    head = HEAD.replace("weak", "beta=0.1+epsilon=0.1")
+    (line,) = faults(write_study, head + "grid: {kl.beta: [0.1, 0.2], algorithm.clip.epsilon: [0.1, -1]}\n")
+    assert matches("grid.beta=0.1+epsilon=-1: algorithm.clip.epsilon = -1 ... (and in 1 more arm)", line)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,11 @@ SHAPES: tuple[Callable[[Any], Any], ...] = (
     lambda value: {"a": value},
 )
 """A value alone, in lists of one and two, in a list of pairs, and under a name."""
-OPEN = ("Dimension.values", "Map.seed")
-"""Fields that take the value of any knob, or a number or a name."""
+OPEN = (
+    "Dimension.values", "Map.seed",
+    *(f"{scorer}.settings" for scorer in ("Scorer", "PartConfig", "RewardConfig", "FurtherJudge", "JudgeConfig")),
+)  # fmt: skip
+"""Fields that take the value of any knob, a number or a name, or the settings of a class of the user's own."""
 
 
 def sections(base: type[Section]) -> Iterator[type[Section]]:
@@ -58,7 +61,7 @@ NUMERIC, SWITCHES = taken(NUMBERS), taken((True,))
 def test_all_fields_are_found() -> None:
     assert {TrialConfig, Study, Map} <= {*sections(Section)}
     assert len(NUMERIC) > 120
-    assert {"KlConfig.beta", "KlConfig.beta_stages", "Falsifier.threshold", "Study.seeds", "Map.length"} <= {*NUMERIC}
+    assert {"KlConfig.beta", "KlConfig.stages", "Falsifier.threshold", "Study.seeds", "Map.length"} <= {*NUMERIC}
     assert {"AlgorithmConfig.whiten_rewards", "Falsifier.stop"} <= {*SWITCHES}
 
 

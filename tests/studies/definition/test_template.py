@@ -77,11 +77,11 @@ def test_what_is_commented_out_is_valid_too(faults: Faults, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("old", "new", "wrong"),
     [
-        ("algorithm.cliprange: 0.05", "reward.parts.harmless.weight: -0.5", False),
+        ("algorithm.clip.epsilon: 0.05", "reward.parts.harmless.weight: -0.5", False),
         ("metric: objective/kl_exact_per_token", "metric: reward/harmless", False),
-        ("algorithm.cliprange: 0.05", "ppo.clip: 0.05", True),
-        ("algorithm.cliprange: 0.05", "algorithm.cliprange: -1", True),
-        ("algorithm.cliprange: 0.05", "train.seed: 1", True),
+        ("algorithm.clip.epsilon: 0.05", "ppo.clip: 0.05", True),
+        ("algorithm.clip.epsilon: 0.05", "algorithm.clip.epsilon: -1", True),
+        ("algorithm.clip.epsilon: 0.05", "train.seed: 1", True),
         ("question:", "qestion:", True),
         ("profile: tiny", "profile: tinny", True),
         ("metric: eval/win_rate", "metric: eval/winrate", True),

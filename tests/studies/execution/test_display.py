@@ -12,9 +12,11 @@ from studies.claims.falsifiers import Verdict
 from studies.execution.display import Display
 from studies.execution.status import Status
 
+BEGAN = time.time()
 
-def status(label: str = "weak seed 0", owner: str = "owner", **values: Any) -> Status:
-    return Status(label, "host", 1, owner, time.time(), **values)
+
+def status(label: str = "weak seed 0", began: float = BEGAN, **values: Any) -> Status:
+    return Status(label, "host", 1, began, **values)
 
 
 def record(seed: int = 0, outcome: str = "complete", reason: str | None = None) -> TrialRecord:
@@ -57,10 +59,10 @@ def test_lines_of_a_task_are_printed_once_for_each_of_its_processes_and_are_neve
     display, text, _ = shown()
     stages: dict[str, list[Any]] = {"prompts": ["cached", "k1", 0.0], "sft": ["building", "k2", 0]}
     for _ in range(2):
-        display.shown(status(resumed=432, warnings=["[/nonsense] happened"]))
+        display.shown(status(began=5.0, resumed=432, warnings=["[/nonsense] happened"]))
         display.shown(status("shared stages of seed 3", shared=True, stages=stages))
         stages["sft"] = ["built", "k2", 2.5]
-    display.shown(status(owner="another", resumed=512))
+    display.shown(status(began=6.0, resumed=512))
     assert text.getvalue().splitlines() == [
         "weak seed 0: continues from step 432",
         "weak seed 0: [/nonsense] happened",
@@ -75,10 +77,12 @@ def test_the_live_table_shows_running_and_ended_trials_and_how_old_a_status_is()
     display.total = 20
     for number in range(12):
         display.ended(record(seed=number), 1.0)
-    display.shown(status("strong seed 7", stage="train", done=32, total=64, values={"policy/entropy": 1.25}))
-    old = Status("strong seed 8", "host", 1, "o", time.time() - 200, seconds=20.0, stage="train", done=1, total=64)
+    display.shown(
+        status("strong seed 7", time.time(), stage="train", done=32, total=64, values={"policy/entropy": 1.25})
+    )
+    old = Status("strong seed 8", "host", 1, time.time() - 200, seconds=20.0, stage="train", done=1, total=64)
     display.shown(old)
-    display.fallen([Verdict("drift", "strong", 7, "FALSIFIED", 48, 0.5, 3, "0.5 at step 48")])
+    display.fallen(Verdict("drift", "strong", 7, "FALSIFIED", 48, 0.5, 3, "0.5 at step 48"))
     Console(file=text, width=200).print(display.table())
     assert "strong seed 7: claim drift FALSIFIED, 0.5 at step 48" in text.getvalue()
     rows = {line[:14].strip(): line for line in text.getvalue().splitlines() if "/64" in line}

@@ -16,10 +16,10 @@ from smoke_record import recorded
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
-from pipeline.config.rewards import JudgeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
-from pipeline.models.pretrained_tokenizer import load_tokenizer, pretrained_tokenizer
+from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
+from pipeline.rewards.settings import JudgeConfig
 from pipeline.run.layout import Layout
 from pipeline.trial import run_trial
 from studies.execution.export import export
@@ -101,7 +101,8 @@ def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, t
     assert run_trial(config, Layout(tmp_path / "out"), Recorder()).steps == 4
 
 
-CLASSIFIER = {"kind": "classifier", "label": "POSITIVE"}
+def classifier(**settings: str) -> dict[str, Any]:
+    return {"kind": "classifier", "classifier": {"label": "POSITIVE", **settings}}
 
 
 @pytest.mark.parametrize(
@@ -109,10 +110,10 @@ CLASSIFIER = {"kind": "classifier", "label": "POSITIVE"}
     [
         ({"kind": "lexicon"}, "lexicon judge (VADER)"),
         (
-            {**CLASSIFIER, "model": "org/sst", "revision": "a" * 40},
+            classifier(model="org/sst", revision="a" * 40),
             f"classifier judge (`org/sst` at revision {'a' * 40}, label POSITIVE)",
         ),
-        ({**CLASSIFIER, "model": "/home/me/sst"}, "classifier judge (a local classifier, label POSITIVE)"),
+        (classifier(model="/home/me/sst"), "classifier judge (a local classifier, label POSITIVE)"),
     ],
 )
 def test_the_card_names_the_judge_and_no_local_path(judge: dict[str, Any], name: str) -> None:

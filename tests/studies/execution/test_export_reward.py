@@ -11,13 +11,13 @@ import torch
 from reward_record import SCALES, TEXTS, note_reward, recorded_reward
 
 from pipeline.config.loading import load_config
-from pipeline.config.rewards import PartConfig
 from pipeline.errors import UserError
-from pipeline.models.pretrained_tokenizer import load_tokenizer
-from pipeline.resources.out_of_memory import Room
+from pipeline.models.out_of_memory import Room
+from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import load
 from pipeline.rewards.learned import LearnedReward, RewardModel
+from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
 from pipeline.run.store import read_manifest
 from pipeline.stages.sources import check_sources
@@ -76,10 +76,10 @@ def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(layout: La
 def test_the_folder_is_a_reward_of_another_configuration(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     folder = str(export_reward("made/base/0", tmp_path / "model", layout))
-    config = load_config("smoke", {"reward.kind": "classifier", "reward.model": folder})
+    config = load_config("smoke", {"reward.kind": "classifier", "reward.classifier.model": folder})
     check_sources(config, ["reward"])
-    spec = PartConfig(kind="classifier", model=folder)
-    scorer = load("reward", spec, CPU, Room("rows", 2))
+    spec = PartConfig.model_validate({"kind": "classifier", "classifier": {"model": folder}})
+    scorer = load("reward", spec.chosen, CPU, Room("rows", 2))
     ours = scorer_of("--reward", "made/base/0", layout, None, None, CPU).score(PROMPTS, REST)[""]
     theirs = scorer(Completions(None, PROMPTS, REST))  # type: ignore[arg-type]
     assert torch.allclose(theirs, ours, atol=1e-5), "the offset of config.json included"
@@ -113,17 +113,6 @@ def noted(layout: Layout, change: dict[str, Any], **spec: str) -> None:
     made = meta["parts"]["reward"]
     parts = {"reward": {**made, "spec": {**made["spec"], **spec}}}
     note_reward(layout, record, {**meta, **change, "parts": parts})
-
-
-def test_the_card_tells_of_opponents_and_of_the_pairs_that_a_part_was_trained_on(
-    layout: Layout, tmp_path: Path
-) -> None:
-    noted(layout, {"against": "reference"}, preferences="judge:harmless")
-    card = (export_reward("made/base/0", tmp_path / "model", layout) / "README.md").read_text()
-    assert "differences between answers to one prompt are those of training" in card
-    assert "whose mean is 0" not in card
-    assert "| reward.preferences | judge:harmless |" in card
-    assert "| reward.kind | learned |" in card
 
 
 def test_what_is_no_learned_reward_is_told(layout: Layout, tmp_path: Path) -> None:

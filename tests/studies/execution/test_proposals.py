@@ -71,7 +71,7 @@ class World:
 
 
 def record(cell: Cell, status: str) -> TrialRecord:
-    summary = {} if status == "failed" else landscape(cell.config.kl.beta, cell.config.algorithm.cliprange)
+    summary = {} if status == "failed" else landscape(cell.config.kl.beta, cell.config.algorithm.clip.epsilon)
     content = {
         "study": "small",
         "profile": "tiny",

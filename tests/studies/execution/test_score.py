@@ -19,9 +19,9 @@ from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.rewards.base import Completions
+from pipeline.rewards.opponents import save_opponents
 from pipeline.run.layout import Layout, StageRef
 from pipeline.run.store import read_manifest
-from pipeline.stages.opponent_table import save_opponents
 from pipeline.trial import run_trial
 from studies.execution.export_reward import export_reward
 from studies.execution.score import ROWS, score_file, scorer_of
@@ -93,7 +93,7 @@ def test_a_trained_reward_scores_a_text_whatever_is_beside_it(layout: Layout, tm
 def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) -> None:
     layout, texts = Layout(tmp_path / "out"), [review.text for review in generate(700, 5)]
     pd.DataFrame({"text": texts, "label": 1}).to_csv(tmp_path / "reviews.csv", index=False)
-    local = {"data__source": "local", "data__path": str(tmp_path / "reviews.csv"), "data__heldout_prompts": 32}
+    local = {"data__source": "local", "data__local__path": str(tmp_path / "reviews.csv"), "data__heldout_prompts": 32}
     config = smoke(**local, data__train_prompts=64, evaluate__prompts=32)
     made = run_trial(config, layout, Recorder(), until="judge").artifacts["judge"]
     record, folder = recorded_reward(layout), layout.study("made", "smoke")

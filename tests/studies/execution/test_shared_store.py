@@ -6,18 +6,20 @@ import errno
 import fcntl
 import os
 import socket
-import time
 from collections.abc import Callable
 
 import fake_trial
 import pytest
 from light_study import SMALL
+from repeated import repeated
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
+from pipeline.run.locks import try_lock
 from studies.definition.schema import Study
 from studies.execution import shared_store
 from studies.execution.started import Started, join, start
+from studies.execution.status import StatusFile
 
 
 @pytest.fixture
@@ -49,21 +51,26 @@ def test_a_store_whose_locks_do_nothing(run: Started, monkeypatch: pytest.Monkey
     assert "two processes can hold the same lock (flock)" in refused(run)
 
 
-def test_a_hand_on_another_machine_has_to_see_the_locks_of_the_others(
+def test_locks_that_another_machine_holds_have_to_be_seen(
     run: Started, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_store, "RENEW_SECONDS", 0.05)
-    monkeypatch.setattr(shared_store, "LOOK_SECONDS", 0.5)
-    here, sees = socket.gethostname(), shared_store.is_held
+    monkeypatch.setattr(shared_store, "LOOK_SECONDS", 0.3)
+    name = "weak__seed0"
     with start(run, print):
-        monkeypatch.setattr(socket, "gethostname", lambda: "far")
-        with join(layout, "small", "tiny") as joined:
-            assert joined.cells() == run.cells()
-        monkeypatch.setattr(shared_store, "is_held", lambda path: sees(path) and path.name == "tried")
-        with pytest.raises(UserError, match=rf"locks that {here} holds are not seen on far \(flock\)"):
-            join(layout, "small", "tiny").__enter__()
-        with pytest.raises(UserError, match="are not seen on far"):
-            start(run, print).__enter__()
-    time.sleep(0.1)
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "far")
+        status = StatusFile(run.folder.status_file(name), "weak seed 0", False, lock=name)
+    with join(layout, "small", "tiny") as joined:
+        assert joined.cells() == run.cells(), "a trial that died renews its status no more"
+    with repeated(lambda: status.warn("at work"), 0.05):
+        for enter in (lambda: start(run, print), lambda: join(layout, "small", "tiny")):
+            with pytest.raises(UserError, match=r"locks that far holds are not seen on .* \(flock\)"), enter():
+                pass
+        lock = try_lock(run.folder.lock_file(name))
+        assert lock is not None
+        with join(layout, "small", "tiny"):
+            lock.release()
+    status.end("complete")
     with join(layout, "small", "tiny"):
-        pass  # what has ended, or died, renews its file no more
+        pass

@@ -1,25 +1,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipeline.errors import INTERRUPTED
 from studies.execution import status as module
 from studies.execution.status import StatusFile, read_status
-
-SUPERSEDED = """
-import sys
-from pathlib import Path
-from studies.execution.status import StatusFile
-file = StatusFile(Path(sys.argv[1]), "weak seed 0", False)
-StatusFile(Path(sys.argv[1]), "weak seed 0", False)  # as another process does that found no lock
-file.stage("train", "building")
-print("still here")
-"""
 
 
 def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +34,3 @@ def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(module, "write_atomic", full)
     file.end("failed", "a full disk keeps it from nothing")
-
-
-def test_a_process_whose_trial_another_has_taken_over_ends(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SUPERSEDED, str(tmp_path / "a.json")], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (INTERRUPTED, ""), done.stderr

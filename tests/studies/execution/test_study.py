@@ -20,8 +20,8 @@ from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution import hand
 from studies.execution.executors import executor
-from studies.execution.gpus import Gpus
-from studies.execution.records import is_current
+from studies.execution.hand import Gpus
+from studies.execution.records import is_current, sound_record
 
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
 BOTH = pytest.mark.parametrize("name", ["inline", "processes"])
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("no_mlflow")
 def in_optuna(layout: Layout) -> list[tuple[str, str, int, float | None]]:
     import optuna
 
-    storage = optuna.storages.RDBStorage(layout.study("small", "tiny").optuna_uri)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{layout.study('small', 'tiny').optuna_file}")
     found = []
     for summary in optuna.get_all_study_names(storage=storage):
         for trial in optuna.load_study(study_name=summary, storage=storage).trials:
@@ -66,8 +66,8 @@ def test_a_study_runs_once_and_is_then_all_cached(write_study: Callable[..., Stu
 
 SAMPLED = """
   strong: {kl.beta: 0.2}
-  one: {algorithm: a_star_po, algorithm.v_star_beta: 2.0}
-  other: {algorithm: a_star_po, algorithm.v_star_samples: 4}
+  one: {algorithm: a_star_po, algorithm.v_star.beta: 2.0}
+  other: {algorithm: a_star_po, algorithm.v_star.samples: 4}
   few: {algorithm: a_star_po, values.samples: 8}
 """
 
@@ -156,7 +156,9 @@ def test_a_diverged_trial_counts_as_the_worst(write_study: Callable[..., Study],
     assert "weak seed 0: claim drift FALSIFIED" in shown
 
 
-def test_a_record_of_other_artifacts_does_not_count(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_a_record_of_other_artifacts_or_settings_does_not_count(
+    write_study: Callable[..., Study], layout: Layout
+) -> None:
     """The code changed, and another study has built the new artifacts already."""
     go(write_study(), layout)
     cell = cells(write_study(), None, SMALL)[0]
@@ -164,6 +166,9 @@ def test_a_record_of_other_artifacts_does_not_count(write_study: Callable[..., S
     record = layout.study("small", "tiny").record(cell.arm, cell.seed)
     assert record is not None
     assert is_current(record, stages)
+    assert sound_record(layout.study("small", "tiny"), cell) == record
+    other = cells(write_study(), None, {**SMALL, "optimiser.lr": 0.5})[0]
+    assert sound_record(layout.study("small", "tiny"), other) is None
     assert not is_current(record, [*stages[:-1], replace(stages[-1], key="0" * 20)])
     assert not is_current(record, [*stages[:-1], replace(stages[-1], cached=False)])
 

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.usefixtures("no_mlflow")
 NAME, LABEL = "weak__seed0", "weak seed 0"
 
 
-def write(path: Path, first: int, values: list[float], mode: str = "a") -> None:
-    with path.open(mode) as file:
+def write(path: Path, first: int, values: list[float]) -> None:
+    with path.open("a") as file:
         for step, value in enumerate(values, first):
             file.write(json.dumps({"step": step, "policy/approxkl": value, fake_trial.DRIFT[0]: value}) + "\n")
 

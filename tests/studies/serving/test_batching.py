@@ -13,11 +13,10 @@ import torch
 from tiny_service import NAME, Tiny, network, tokenizer
 
 from pipeline.errors import Damaged, UserError
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import log_probs, response_hidden
-from pipeline.models.sampler import EagerSampler
-from pipeline.models.sampling import decode, tokenize_prompts
+from pipeline.models.sampling import EagerSampler, decode, tokenize_prompts
 from pipeline.models.seeding import uniforms
-from pipeline.resources.out_of_memory import Room
 from studies.serving import batching
 
 

@@ -136,7 +136,7 @@ def test_what_cannot_be_served_is_said_in_one_line(layout: Layout) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("changes", "after", "step"), [({}, 5, 16), ({"reward__rounds": 2}, 3, 8)])
+@pytest.mark.parametrize(("changes", "after", "step"), [({}, 5, 16), ({"reward__learned__rounds": 2}, 3, 8)])
 def test_a_trial_is_followed_through_a_kill_to_its_end(
     smoke_layout: Layout, tmp_path: Path, changes: dict[str, Any], after: int, step: int
 ) -> None:

@@ -421,8 +421,3 @@ def test_what_a_killed_process_left_of_a_new_database_is_removed(tmp_path: Path)
     at = store.connect(Layout(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} - {".mlflow.lock"} == {"mlflow.db"}
     assert [one.name for one in at.search_experiments()] == ["Default"]
-
-
-def test_addresses_lose_names_and_passwords() -> None:
-    assert store.public("API request to https://me:a@b@host:1/x failed") == "API request to https://host:1/x failed"
-    assert store.public("http://host:5000/a?x=me@there") == "http://host:5000/a?x=me@there"

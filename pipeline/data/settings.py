@@ -1,0 +1,85 @@
+"""Where texts come from and how they become prompts: the section `data`, and a section for each source."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from pipeline.config.base import COMMIT, Fraction, Positive, Section, Seed, Tokens
+from pipeline.config.effects import Chosen, absent
+
+MOST_PROMPT_TOKENS = 128
+"""Longer prompts are passed over: one of them would widen its whole batch."""
+
+
+class BuiltinSettings(Section):
+    """Reviews by our own grammar."""
+
+    insults: Fraction = Field(
+        0.0,
+        description=(
+            "share of the reviews that end with an insult; above 0 the judge `auto` is helpful, to which an insult is"
+            " an opinion like others, and harmless counts them"
+        ),
+    )
+
+
+class LocalSettings(Section):
+    """A file or folder of the user's."""
+
+    path: str | None = Field(None, description="file or folder of parquet, CSV or JSONL with `text,label`")
+
+
+class HubSettings(Section):
+    """A data set of the hub."""
+
+    name: str | None = Field(None, description="id of the data set")
+    revision: str | None = Field(None, description="commit of the data set, 40 hexadecimal digits")
+
+
+class DataConfig(Section):
+    """Where texts come from and how they become prompts."""
+
+    source: Literal["builtin", "local", "hub"] = Field(
+        "builtin", description="our grammar, a local file or folder, or a hub data set"
+    )
+    builtin: Annotated[BuiltinSettings, Chosen("source")] = BuiltinSettings()
+    local: Annotated[LocalSettings, Chosen("source")] = LocalSettings()
+    hub: Annotated[HubSettings, Chosen("source")] = HubSettings()
+    sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
+    train_prompts: Positive = Field(4_096, description="prompts for reward modelling and training")
+    heldout_prompts: Positive = Field(
+        1_024,
+        description=(
+            "prompts for evaluation, from held-out texts; none is a training prompt; a search needs twice"
+            " evaluate.prompts"
+        ),
+    )
+    prompt_length: tuple[Tokens, Tokens] = Field(
+        (3, 8), description="a prompt is the first k units of a text, k uniform in this range"
+    )
+    prompt_unit: Literal["words", "tokens"] = Field("words", description="tokens are the policy's")
+    vocab_size: Annotated[Positive, Field(le=2**20), absent("model.base")] = Field(
+        700, description="size of the BPE vocabulary, when the tokenizer is trained here"
+    )
+    seed: Seed = Field(0, description="of the texts and of their split into prompts")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.prompt_length[0] > self.prompt_length[1]:
+            raise ValueError(f"prompt_length: the range {list(self.prompt_length)} is empty; give [smallest, largest]")
+        if self.prompt_unit == "tokens" and self.prompt_length[1] > MOST_PROMPT_TOKENS:
+            raise ValueError(
+                f"prompt_length {list(self.prompt_length)} goes beyond {MOST_PROMPT_TOKENS} tokens; give shorter ones"
+            )
+        if self.source == "local" and not self.local.path:
+            raise ValueError("source 'local' needs data.local.path; set it to a file or folder with columns text,label")
+        if self.source == "hub" and not self.hub.name:
+            raise ValueError("source 'hub' needs data.hub.name; set it, for example to stanfordnlp/imdb")
+        if self.source == "hub" and not COMMIT.fullmatch(self.hub.revision or ""):
+            raise ValueError(
+                f"hub.revision {self.hub.revision!r} does not pin '{self.hub.name}': set data.hub.revision to a commit,"
+                " 40 hexadecimal digits"
+            )
+        return self

@@ -1,0 +1,132 @@
+"""Answers to the held-out prompts: which prompts, by which noise, and how the policy's answers compare with the
+reference's.
+
+Policy and reference never share noise. Under common random numbers both would write nearly the same text, and the share
+of prompts on which the policy's is better could be anything up to 1 however little the policy differs: another quantity
+than the win rate that bounds at a given KL hold for. Policies share theirs with each other, and so do references, so
+that arms are compared with the same prompts, the same draws of the reference and the same noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+
+from pipeline.config.trial import TrialConfig
+from pipeline.data.prompt_set import PromptSet
+from pipeline.errors import UserError
+from pipeline.models.loading import CausalLM
+from pipeline.models.out_of_memory import Room
+from pipeline.models.precision import Precision
+from pipeline.models.sampling import EagerSampler
+from pipeline.models.seeding import uniforms
+from pipeline.rewards.base import Completions
+from pipeline.run.store import Artifact
+
+DRAWS = "draws.parquet"
+Array = NDArray[np.float64]
+TIE = 1e-5
+"""Proxy scores that differ by no more, in standard deviations of reference samples, are equal: the score of one text
+varies by rounding with the batch in which it was computed."""
+
+
+def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
+    """The held-out prompts of this evaluation: as many as there are, where the texts gave fewer than were asked for.
+    Raises `UserError` where none is left from `first_prompt` on."""
+    there, first = int(prompts.meta["heldout_prompts"]), cfg.evaluate.first_prompt
+    if there <= first:
+        raise UserError(
+            f"the texts give {there} held-out prompts, and this evaluation begins after prompt {first}"
+            " (evaluate.first_prompt); lower evaluate.prompts, or use more texts"
+        )
+    return PromptSet.load(prompts, "heldout", first, cfg.evaluate.prompts)
+
+
+def answers(
+    cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, room: Room, *stream: object
+) -> Completions:
+    """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises
+    `MemoryFull`."""
+    with Precision.of(device).autocast():
+        sampler = EagerSampler(model, 1.0, room, **data.token_ids)
+        noise = uniforms(len(data.texts), cfg.train.response_length, cfg.evaluate.seed, "evaluate", *stream)
+        episodes = sampler.sample(data.ids.to(device), data.mask.to(device), noise)
+    return Completions.of(data.tokenizer, episodes, data.texts)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The reference's answers: `prompts` x `count` rows, those of one prompt next to each other."""
+
+    table: pd.DataFrame
+    count: int
+    """k, draws of each prompt."""
+
+    @classmethod
+    def load(cls, reference: Artifact) -> Draws:
+        table = pd.read_parquet(reference.path / DRAWS)
+        return cls(table, int(reference.meta["draws"]))
+
+    @property
+    def parts(self) -> list[str]:
+        """Columns with what the parts of a composite reward and further judges say."""
+        return [column for column in self.table.columns if column.startswith(("reward/", "gold/"))]
+
+    def grid(self, column: str) -> Array:
+        """A column as (prompts, k)."""
+        return self.table[column].to_numpy(dtype=np.float64).reshape(-1, self.count)
+
+    def first(self, column: str) -> list[object]:
+        """The first draw of every prompt, as an example to show."""
+        return list(self.table[column].iloc[:: self.count])
+
+
+def shares(policy: Array, reference: Array) -> tuple[Array, Array]:
+    """Of every prompt the share of draws that the policy beats, ties counting half, and the share of ties; each (n,).
+
+    `policy` (n,) against every column of `reference` (n, k). The mean of the first is a U-statistic for
+    P(policy > reference) + P(equal) / 2, without bias for any k.
+
+    >>> [one.tolist() for one in shares(np.array([2.0, 1.0]), np.array([[1.0, 2.0], [1.0, 3.0]]))]
+    [[0.75, 0.25], [0.5, 0.5]]
+    """
+    above = np.sign(policy[:, None] - reference)
+    return (above + 1).mean(1) / 2, (above == 0).mean(1)
+
+
+def preferences(
+    gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array, lead: Array | float = 0.0
+) -> dict[str, Array]:
+    """The columns of ``prompts.parquet`` that compare the policy's answer with each of the reference's; each (n,).
+
+    `win` and `tie` are the `shares` by the gold judge, `win_proxy` the first of them by the proxy; `agree` and
+    `decided` are those of `agreement`. Scores of the policy (n,), of the reference (n, k). `lead` (n, k): what the
+    endings of a cyclic judge add to the difference of the gold scores (`pipeline.rewards.cycle`).
+    """
+    reference_gold = reference_gold - lead
+    level = np.where(np.abs(proxy[:, None] - reference_proxy) <= TIE, proxy[:, None], reference_proxy)
+    win, tie = shares(gold, reference_gold)
+    win_proxy, _ = shares(proxy, level)
+    agree, decided = agreement(gold, reference_gold, proxy, level)
+    return {"win": win, "tie": tie, "win_proxy": win_proxy, "agree": agree, "decided": decided}
+
+
+def agreement(gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array) -> tuple[Array, Array]:
+    """Of every prompt the pairs on which the proxy prefers the answer that the gold judge prefers, equal proxy scores
+    counting half, and the pairs that the judge decides; each (n,).
+
+    agree_i = sum_j [g_ij != 0] (1 + sign(g_ij) sign(p_ij)) / 2, decided_i = sum_j [g_ij != 0], where g_ij and p_ij are
+    the policy's gold and proxy score less those of the reference's draw j. Scores of the policy (n,), of the reference
+    (n, k).
+
+    >>> gold, draws = np.array([2.0]), np.array([[1.0, 1.0, 3.0, 2.0]])
+    >>> agreement(gold, draws, np.array([0.5]), np.array([[0.1, 0.5, 0.1, 0.9]]))
+    (array([1.5]), array([3.]))
+    """
+    judged, scored = np.sign(gold[:, None] - reference_gold), np.sign(proxy[:, None] - reference_proxy)
+    decided = judged != 0
+    return (decided * (1 + judged * scored) / 2).sum(1), decided.sum(1).astype(np.float64)

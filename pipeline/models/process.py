@@ -1,0 +1,74 @@
+"""A process that computes: its settings, the devices that it needs, and what it takes of the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from pipeline.config.runtime import RuntimeConfig
+from pipeline.errors import UserError
+from pipeline.models import cpu
+from pipeline.models.loading import device_of
+from pipeline.models.out_of_memory import MemoryFull, Room
+from pipeline.resources.machine import fresh_marks, grow_segments, peak_gib
+from pipeline.run.layout import write_json
+
+
+def check_devices(runtime: RuntimeConfig) -> torch.device:
+    """The device of a trial. Raises `UserError` where CUDA has no GPU, or fewer than `runtime.processes`, and where
+    networks are to leave a card that is not there."""
+    device = device_of(runtime.device)
+    if device.type == "cpu" and runtime.offload_reference:
+        raise UserError(
+            "runtime.offload_reference = true: the trial runs on a CPU, and there is no card for the networks to leave;"
+            " use false, or a CUDA device"
+        )
+    if device.type == "cuda" and runtime.processes > torch.cuda.device_count():
+        raise UserError(
+            f"runtime.processes = {runtime.processes}: each process needs a GPU of its own, {torch.cuda.device_count()}"
+            f" visible; at most {torch.cuda.device_count()}"
+        )
+    return device
+
+
+def settle(runtime: RuntimeConfig) -> None:
+    """Settings of the process that a trial relies on; harmless to repeat."""
+    grow_segments()
+    if device_of(runtime.device).type == "cpu":
+        cpu.keep_freed_memory()
+    torch.set_num_threads(runtime.threads)
+    quiet_libraries()
+
+
+def quiet_libraries() -> None:
+    """Keep transformers from writing to the terminal."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
+    """How many rows are sampled, measured or scored at once."""
+    return Room("runtime.rollout_batch_size", runtime.rollout_batch_size, warn)
+
+
+@contextmanager
+def spending(
+    out: Path, device: torch.device, work: Callable[[], Mapping[str, float]] = dict[str, float]
+) -> Iterator[None]:
+    """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what
+    does not fit. `work` gives what else the stage has counted."""
+    on_card = device.type == "cuda"
+    fresh_marks(on_card)
+    began = time.perf_counter()
+    try:
+        yield
+    except MemoryFull as error:
+        raise UserError(str(error)) from None
+    spent = {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib(on_card)}
+    write_json(out / "log" / "cost.json", {**work(), **spent})

@@ -1,0 +1,93 @@
+"""Tokenizers that come with networks, without loading these, and which of their tokens end a clause or a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import UserError
+
+
+def pretrained_tokenizer(base: str, revision: str | None) -> Any:
+    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own), padding on the left."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False, padding_side="left")
+    except Exception as error:  # each library below has its own class for a file that is none of its kind
+        raise UserError(cannot_load("model.base (tokenizer)", base, revision, error)) from None
+    if not tokenizer("A film", add_special_tokens=False)[
+        "input_ids"
+    ]:  # what transformers makes of a folder without its files
+        raise UserError(
+            f"model.base = '{base}': its tokenizer knows no words; the files of a tokenizer must lie beside the network"
+        )
+    if tokenizer.eos_token_id is None:
+        raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    _check_vocabulary(base, revision, tokenizer)
+    return tokenizer
+
+
+def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
+    """Refuse a tokenizer with tokens that the network has no embedding for; places without a token are common, and
+    harmless."""
+    from transformers import AutoConfig
+
+    try:
+        places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
+    except Exception as error:  # as above
+        raise UserError(cannot_load("model.base", base, revision, error)) from None
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
+    if highest >= places:
+        raise UserError(
+            f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings"
+            f" for {places} (0 and up); use the tokenizer that belongs to it"
+        )
+
+
+def load_tokenizer(path: Path) -> Any:
+    """One of our own tokenizer folders."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+
+
+def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> str:
+    """Why the base that `key` names could not be loaded, and what to do."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    at = f" at revision {revision}" if revision else ""
+    why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    searched = "" if Path(base).is_dir() else f"; searched the network and the cache {HF_HUB_CACHE}"
+    return (
+        f"{key} = '{base}'{at} could not be loaded ({why}){searched}. Set model.base to a folder that holds"
+        " config.json, all *.safetensors of a causal language model that is not quantised, and its tokenizer"
+    )
+
+
+CLOSERS: dict[str, tuple[str, ...]] = {"clause": tuple(",;:.!?"), "sentence": tuple(".!?")}
+"""What the text of such a token ends in, but for space, and quotes and brackets that close. A new line anywhere in a
+token ends both."""
+AFTER = "\"'”’»)]"
+"""May stand behind the closer."""
+
+
+def closing_tokens(
+    tokenizer: Any, group: Literal["token", "clause", "sentence", "sequence"], vocabulary: int
+) -> Tensor | None:
+    """(vocabulary,) bool, True for tokens that end a group; None where no text decides what a group is.
+
+    Special tokens, and places of the vocabulary without a token, end none.
+    """
+    if group not in CLOSERS:
+        return None
+    closes = torch.zeros(vocabulary, dtype=torch.bool)
+    for token in tokenizer.get_vocab().values():
+        text = tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        closes[token] = "\n" in text or text.strip().rstrip(AFTER).endswith(CLOSERS[group])
+    return closes

@@ -1,0 +1,100 @@
+"""The kinds of rewards and judges: one line each. Schema, messages, tables and loaders are made from it.
+
+A kind's code is imported when it has to score and not before; its settings need no torch. A new kind is a file with its
+code, ``x_settings.py`` beside it where it has settings, and a line here. A class of the user's own needs no line
+(`pipeline.rewards.own`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import Annotated, Any, TypeVar
+
+from pydantic import create_model
+
+from pipeline.config.base import Section
+from pipeline.config.effects import Chosen
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to score texts."""
+
+    words: str
+    code: str
+    """``module:name``. Without settings a class that is made without arguments; with settings a function of the key of
+    the section for messages, the settings, the device and the `Room`; of a trained kind its `Family`."""
+    settings: str | None = None
+    """``module:class``; they stand in the section that has the kind's name."""
+    trained: bool = False
+    """Whether the reward stage fits it to pairs."""
+    scores: bool = True
+    """Whether it can be trained on; the others judge alone."""
+    reads: str = ""
+    """Which texts it understands: `reviews` the built-in ones, `insults` those that insult; empty: all."""
+
+
+KINDS: dict[str, Kind] = {
+    "learned": Kind("Bradley-Terry model", "pipeline.rewards.learned:BRADLEY_TERRY", trained=True),
+    "pairwise": Kind(
+        "general preference model, for reward.against: reference or policy",
+        "pipeline.rewards.pairwise:GENERAL_PREFERENCE",
+        trained=True,
+    ),
+    "lexicon": Kind("lexicon judge (VADER)", "pipeline.rewards.lexicon:LexiconReward"),
+    "classifier": Kind(
+        "ready sequence classifier",
+        "pipeline.rewards.classifier:load",
+        "pipeline.rewards.classifier_settings:ClassifierSettings",
+    ),
+    "grammar": Kind("grammar judge", "pipeline.rewards.grammar:GrammarJudge", reads="reviews"),
+    "helpful": Kind(
+        "grammar judge to whom an insult is an opinion", "pipeline.rewards.grammar:HelpfulJudge", reads="insults"
+    ),
+    "harmless": Kind(
+        "judge of harmlessness (minus the number of insulting words)",
+        "pipeline.rewards.grammar:HarmlessJudge",
+        reads="insults",
+    ),
+    "ocr": Kind("OCR reader (PP-OCR)", "pipeline.rewards.ocr:load", "pipeline.rewards.ocr_settings:OcrSettings"),
+    "fluent_lexicon": Kind(
+        "lexicon judge (VADER) with a guard against text that no writer would write",
+        "pipeline.rewards.fluent_lexicon:load",
+        scores=False,
+    ),
+    "cycle": Kind(
+        "cyclic judge (fewer faults, then the ending)",
+        "pipeline.rewards.cycle:CycleJudge",
+        scores=False,
+        reads="reviews",
+    ),
+}
+GUARDED = "fluent_lexicon"
+"""The kind that judges with what the stage `judge` has made."""
+TRAINED = tuple(name for name, kind in KINDS.items() if kind.trained)
+SCORING = tuple(name for name, kind in KINDS.items() if kind.scores and not kind.trained)
+"""Kinds that score without being trained here, and can be trained on."""
+JUDGING = tuple(name for name, kind in KINDS.items() if not kind.trained)
+OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+"""A class of the user's own: ``package.module:Class``."""
+
+S = TypeVar("S", bound=Section)
+
+
+def with_kinds(section: type[S]) -> type[S]:
+    """The section with one section below it for the settings of each kind that has some."""
+    fields: dict[str, Any] = {}
+    for name, kind in KINDS.items():
+        if kind.settings is not None:
+            settings = resolve_name(kind.settings)
+            fields[name] = (Annotated[settings, Chosen("kind")], settings())
+    made = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+    made.__doc__ = section.__doc__
+    return made
+
+
+def is_own(kind: str) -> bool:
+    """Whether a kind is a class of the user's own."""
+    return ":" in kind

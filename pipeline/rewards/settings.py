@@ -1,0 +1,206 @@
+"""What a policy is trained on and what it is judged by: the sections `reward` and `judge`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticKnownError
+
+from pipeline.config.base import Finite, Positive, Section, Seed
+from pipeline.config.effects import Beside, Config, setting
+from pipeline.rewards.kinds import JUDGING, KINDS, OWN, SCORING, TRAINED, is_own, with_kinds
+from pipeline.rewards.learned_settings import LEARNED, PAIRWISE, LearnedSettings, PairwiseSettings, check_preferences
+
+PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
+DISAGREEMENT = "disagreement"
+"""What the spread of an ensemble is called beside the parts of a reward."""
+Preferences = Annotated[
+    str,
+    AfterValidator(check_preferences),
+    Beside(f"kind: {' or '.join(TRAINED)}", lambda scorer: scorer.kind in TRAINED, "kind"),
+]
+OWN_CLASS = "package.module:Class for a class of your own"
+
+
+def _names(*names: str) -> dict[str, Any]:
+    """The values of a kind for editors."""
+    return {"anyOf": [{"enum": list(names)}, {"pattern": f"^{OWN.pattern}$"}]}
+
+
+@with_kinds
+class Scorer(Section):
+    """Which kind scores, and its settings: those of a class of the user's own in `settings`, others by kind."""
+
+    names: ClassVar[tuple[str, ...]] = ()
+    kind: str
+    settings: Annotated[dict[str, Any], Beside(f"kind: {OWN_CLASS}", lambda scorer: is_own(scorer.kind), "kind")] = (
+        Field({}, description="settings of a class of your own, by the names of its Settings")
+    )
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in cls.names and not OWN.fullmatch(kind):
+            listed = ", ".join(f"'{name}'" for name in cls.names)
+            raise PydanticKnownError("literal_error", {"expected": f"{listed} or {OWN_CLASS}"})
+        return kind
+
+    @property
+    def chosen(self) -> Any:
+        """The settings of its kind; None for a kind without settings."""
+        return getattr(self, self.kind) if self.kind in KINDS and KINDS[self.kind].settings else None
+
+    @model_validator(mode="after")
+    def _classifier_has_a_model(self) -> Self:
+        if self.kind == "classifier" and self.chosen.model is None:
+            raise ValueError("kind: classifier needs classifier.model; set it to a hub id or a local folder")
+        return self
+
+
+class PartConfig(Scorer):
+    """One part of a composite reward. Learned parts are trained by the settings of the reward."""
+
+    names = (*TRAINED, *SCORING)
+    kind: str = Field(description="see reward.kind", json_schema_extra=_names(*names))
+    weight: Finite = Field(1.0, description="of the calibrated part in the sum; negative: less is better")
+    preferences: Preferences = Field("judge", description="see reward.preferences")
+
+
+class RewardConfig(Scorer):
+    """The training signal (proxy)."""
+
+    names = (*TRAINED, *SCORING, "composite")
+    kind: str = Field(
+        "learned",
+        description=(
+            "; ".join(f"{kind}: {KINDS[kind].words}" for kind in (*TRAINED, *SCORING))
+            + f"; composite: weighted sum of parts; {OWN_CLASS}"
+        ),
+        json_schema_extra=_names(*names),
+    )
+    against: Literal["none", "reference", "policy"] = Field(
+        "none",
+        description=(
+            "reference: an answer is compared with answers of the reference to the same prompt: its score less their"
+            " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is;"
+            " policy: the same with answers of the policy that the round began with, in the first round the reference"
+        ),
+    )
+    opponents: Annotated[Positive, setting("reward.against", "reference", "policy")] = Field(
+        4, description="answers of the opponent to each training and held-out prompt, for against: reference or policy"
+    )
+    parts: Annotated[dict[PartName, PartConfig], setting("reward.kind", "composite")] = Field(
+        {}, description="composite: its parts by name; each is calibrated, then weighed and added"
+    )
+    preferences: Preferences = Field(
+        "judge",
+        description=(
+            "learned, pairwise: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one"
+            " of judge.also), positive against negative reviews (labels), or a file or folder of parquet or JSONL with"
+            " `prompt,chosen,rejected` (for learned.ranked above 2 `prompt,completions,ranks`)"
+        ),
+    )
+    learned: Annotated[LearnedSettings, LEARNED] = LearnedSettings()
+    pairwise: Annotated[PairwiseSettings, PAIRWISE] = PairwiseSettings()
+    calibration_samples: Annotated[Positive, Field(ge=2)] = Field(
+        512, description="reference samples that set mean 0 and std 1 of the proxy"
+    )
+    seed: Seed = Field(0, description="of the reward model: its initialisation, the order of its training, its scale")
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        parts, ensemble = self.scorers(), self.learned.ensemble
+        if self.kind == "composite" and not parts:
+            raise ValueError(
+                "kind: composite needs parts; for example parts: {helpful: {kind: learned}, short: {kind: ...}}"
+            )
+        pairwise = [name for name, part in parts.items() if part.kind == "pairwise"]
+        if self.against == "none" and pairwise:
+            raise ValueError(
+                f"{self.key(pairwise[0])}.kind 'pairwise' compares two answers, and reward.against is 'none'; use"
+                " against: reference, or kind: learned"
+            )
+        if not any(part.weight for part in parts.values()):
+            raise ValueError("parts: every weight is 0, so there is nothing to learn")
+        if ensemble == 1 or not self.trained():
+            return self
+        if pairwise:
+            raise ValueError(
+                f"learned.ensemble {ensemble}: its models are brought to one scale by their scores, and kind 'pairwise'"
+                " has none; use ensemble: 1, or kind: learned"
+            )
+        if self.against != "none":
+            raise ValueError(
+                f"learned.ensemble {ensemble}: how far its models disagree is not known of a score less that of"
+                f" opponents, and against is '{self.against}'; use against: none, or ensemble: 1"
+            )
+        if DISAGREEMENT in parts:
+            raise ValueError(f"parts: an ensemble calls its spread '{DISAGREEMENT}'; give the part another name")
+        return self
+
+    def scorers(self) -> dict[str, PartConfig]:
+        """The parts by name; of a reward that is no composite, itself under the name ``reward``."""
+        if self.kind == "composite":
+            return self.parts
+        shared = {name: getattr(self, name) for name in PartConfig.model_fields if name != "weight"}
+        return {"reward": PartConfig(**shared)}
+
+    def trained(self) -> dict[str, PartConfig]:
+        """The parts that are learned from pairs."""
+        return {name: part for name, part in self.scorers().items() if part.kind in TRAINED}
+
+    def key(self, part: str) -> str:
+        """The section of the configuration that describes a part."""
+        return part_key(part, self.kind == "composite")
+
+
+def part_key(name: str, composite: bool) -> str:
+    """The section of the configuration that describes a part."""
+    return f"reward.parts.{name}" if composite else "reward"
+
+
+class FurtherJudge(Scorer):
+    """A judge whose score is recorded beside that of the gold judge, and decides no win."""
+
+    names = SCORING
+    kind: str = Field(description="see judge.kind", json_schema_extra=_names(*names))
+
+
+class JudgeConfig(Scorer):
+    """The gold judge: what decides wins and is never trained on."""
+
+    names = ("auto", *JUDGING)
+    kind: str = Field(
+        "auto",
+        description=(
+            "auto: grammar on built-in reviews (helpful where they insult), else fluent_lexicon; fluent_lexicon: VADER,"
+            " and text that no writer would write loses; lexicon: VADER alone, which gibberish can please; cycle: of"
+            " built-in reviews fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice,"
+            f" and advice a strong one; {OWN_CLASS}"
+        ),
+        json_schema_extra=_names(*names),
+    )
+    also: dict[PartName, FurtherJudge] = Field(
+        {}, description="further judges by name: their scores are recorded, and can label pairs (judge:NAME)"
+    )
+
+
+def check_scorers(config: Config) -> None:
+    """Raise `ValueError` for a scorer that understands built-in reviews or insults alone where there are none."""
+    reward = config.reward
+    kinds = {
+        reward.key(name) if reward.kind == "composite" else "reward.kind": part.kind
+        for name, part in reward.scorers().items()
+    }
+    kinds |= {"judge.kind": config.gold.kind}
+    kinds |= {f"judge.also.{name}": also.kind for name, also in config.judge.also.items()}
+    for key, kind in kinds.items():
+        reads = KINDS[kind].reads if kind in KINDS else ""
+        if reads and config.data.source != "builtin":
+            raise ValueError(
+                f"{key} '{kind}' understands only built-in reviews, data.source is '{config.data.source}'; use lexicon"
+                " or classifier"
+            )
+        if reads == "insults" and not config.data.builtin.insults:
+            raise ValueError(f"{key} '{kind}' is about insults, and data.builtin.insults is 0; use a share above 0")

@@ -1,0 +1,180 @@
+"""The code of a stage: its module and all modules that it imports, directly or not, as far as they decide results.
+
+Sources are parsed and never imported. Imports are followed inside the project and cut at `CUT` and `SETTINGS`. A
+registry maps names to implementations, by objects or as "module:name", and only the entries that the configuration
+chooses count: neither a new entry nor an edit of an unused one changes the code of a stage. Of a registry that is cut,
+nothing but the implementations counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+CUT = (
+    "pipeline.config",
+    "pipeline.errors",
+    "pipeline.faults",
+    "pipeline.named_files",
+    "pipeline.resources",
+    "pipeline.run",
+    "pipeline.wording",
+)
+"""Rooms that decide no result: settings (their values are in the key), storage, measurements, messages."""
+SETTINGS = ("settings", "kinds")
+"""How modules end that describe settings beside the code that has them."""
+REGISTRIES = ("pipeline.algorithms.registry", "pipeline.rewards.kinds", "pipeline.training.trainer")
+KEY_DIGITS = 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """Statements that count together."""
+
+    digest: str
+    """Of their syntax trees, without docstrings."""
+    imports: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file, as it was when it was first needed."""
+
+    path: Path
+    state: tuple[int, int]
+    """Time [ns] and size [bytes]."""
+    body: Part
+    entries: Mapping[str, Part]
+    """Of a registry, by name."""
+
+    def parts(self, chosen: Collection[str] | None) -> list[Part]:
+        """The parts that count where the configuration chooses these entries; all of them for None."""
+        return [self.body, *(part for name, part in self.entries.items() if chosen is None or name in chosen)]
+
+
+class Code:
+    """The sources below a folder, each read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._source, self._modules, self._digest = cache(self._read), cache(self._reached), cache(self._hash)
+
+    def modules(self, module: str, chosen: Iterable[str] | None = ()) -> tuple[str, ...]:
+        """Names of the modules that count for a stage in `module`; None chooses every entry of the registries.
+
+        Raises `ValueError` for a module that does not exist.
+        """
+        return self._modules(module, None if chosen is None else frozenset(chosen))
+
+    def digest(self, module: str, chosen: Iterable[str] = ()) -> str:
+        """Hash of the code of a stage in `module`."""
+        return self._digest(module, frozenset(chosen))
+
+    def check_unchanged(self, module: str) -> None:
+        """Raise `UserError` where code of a stage in `module` has been edited since it was read."""
+        for name in self.modules(module, None):
+            was = self._source(name)
+            if _state(was.path) != was.state and self._read(name).parts(None) != was.parts(None):
+                raise UserError(f"{was.path} was edited while this command was running; run the same command again")
+
+    def _hash(self, module: str, chosen: frozenset[str]) -> str:
+        counted = [name for name in self.modules(module, chosen) if not _is_cut(name)]
+        parts = [part for name in counted for part in self._source(name).parts(chosen)]
+        return hashlib.sha256("\n".join(part.digest for part in parts).encode()).hexdigest()[:KEY_DIGITS]
+
+    def _reached(self, module: str, chosen: frozenset[str] | None) -> tuple[str, ...]:
+        if self._path(module) is None:
+            raise ValueError(f"a stage names the module '{module}', which does not exist")
+        waiting, reached = {module}, set[str]()
+        while waiting:
+            name = waiting.pop()
+            reached.add(name)
+            parts = self._source(name).parts(chosen)
+            found = {one for part in (parts[1:] if _is_cut(name) else parts) for one in part.imports}
+            waiting |= {one for one in found - reached if one in REGISTRIES or not _is_cut(one)}
+        return tuple(sorted(reached))
+
+    def _read(self, module: str) -> Source:
+        path = self._path(module)
+        assert path is not None
+        tree = _without_docstrings(ast.parse(path.read_text("utf-8")))
+        if module not in REGISTRIES:
+            return Source(path, _state(path), self._part([tree]), {})
+        entries = _taken_entries(tree)
+        bound = {name: module for node in tree.body for name, module in self._imports(node)}
+        tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+        parts = {name: self._part(values, bound) for name, values in sorted(entries.items())}
+        return Source(path, _state(path), self._part([tree], bound), parts)
+
+    def _part(self, nodes: Sequence[ast.AST], bound: Mapping[str, str] | None = None) -> Part:
+        """`bound`: of a registry, the modules of the names that the file imports."""
+        every = [node for top in nodes for node in ast.walk(top)]
+        imports = {module for node in every for _, module in self._imports(node)}
+        if bound is not None:
+            imports |= {bound[node.id] for node in every if isinstance(node, ast.Name) and node.id in bound}
+            texts = [str(node.value) for node in every if isinstance(node, ast.Constant)]
+            imports |= {text.partition(":")[0] for text in texts if ":" in text}
+        whole = {
+            ".".join(parts[:end]) for parts in (one.split(".") for one in imports) for end in range(1, len(parts) + 1)
+        }
+        trees = "\n".join(ast.dump(node) for node in nodes)
+        return Part(hashlib.sha256(trees.encode()).hexdigest(), frozenset(one for one in whole if self._path(one)))
+
+    def _imports(self, node: ast.AST) -> Iterator[tuple[str, str]]:
+        """Names that a statement binds, and their modules; a name inside a module stands for that module."""
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.asname or alias.name, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.module and self._path(node.module):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield alias.asname or alias.name, inner if self._path(inner) else node.module
+
+    def _path(self, module: str) -> Path | None:
+        """The file of a module of the project, None of another one."""
+        place = self.root.joinpath(*module.split("."))
+        return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _is_cut(module: str) -> bool:
+    within = any(module == room or module.startswith(f"{room}.") for room in CUT)
+    return within or module.rpartition(".")[2].endswith(SETTINGS)
+
+
+def _state(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _taken_entries(tree: ast.Module) -> dict[str, list[ast.AST]]:
+    """The values of all tables from names at the top of a module, by name; they are taken out of the tree."""
+    entries: dict[str, list[ast.AST]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(table := node.value, ast.Dict):
+            rest = []
+            for key, value in zip(table.keys, table.values, strict=True):
+                if isinstance(key, ast.Constant):
+                    entries.setdefault(str(key.value), []).append(value)
+                else:
+                    rest.append((key, value))
+            table.keys, table.values = [key for key, _ in rest], [value for _, value in rest]
+    return entries
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    """Strings that stand alone are docstrings, of functions, classes, modules or of what they follow."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
+    return tree
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,136 @@
+"""The stages of a trial, declared as a graph; importing it imports none of them."""
+
+from __future__ import annotations
+
+from pipeline.config.names import TRAINING
+from pipeline.config.trial import TrialConfig
+from pipeline.resources.ledger import KEPT, raised_cap
+from pipeline.run.dag import Stage
+from pipeline.stages import sources
+
+HELDOUT = ("evaluate.prompts", "evaluate.first_prompt", "evaluate.seed")
+"""Which prompts are answered, and by which noise."""
+REFERENCE = ("adapter.quantize",)
+"""What the reference is beside the SFT model."""
+
+
+def _rounds(config: TrialConfig) -> int:
+    return config.rounds
+
+
+def _rewards(config: TrialConfig) -> set[str]:
+    return {part.kind for part in config.reward.scorers().values()}
+
+
+def _scorers(config: TrialConfig) -> set[str]:
+    return _rewards(config) | {config.gold.kind} | {also.kind for also in config.judge.also.values()}
+
+
+def _trained(config: TrialConfig) -> set[str]:
+    return _scorers(config) | {config.algorithm.advantage, config.algorithm.trust_region}
+
+
+STAGES = (
+    Stage(
+        "prompts",
+        "pipeline.stages.prompts:prompts",
+        ("data", "model.base", "model.revision", "needs_labels"),
+        outside=sources.texts_and_base,
+    ),
+    Stage(
+        "judge",
+        "pipeline.stages.judge:judge",
+        ("gold", "data.prompt_unit", "data.prompt_length", "data.seed", "train.response_length"),
+        only=lambda config: config.needs_judge,
+    ),
+    Stage(
+        "sft",
+        "pipeline.stages.sft:sft",
+        ("sft", "model"),
+        outside=sources.base,
+        precision=sources.precision,
+    ),
+    Stage(
+        "reward",
+        "pipeline.stages.reward:reward",
+        ("reward", "reward_pretraining", "rounds", "gold", "train.response_length", "train.temperature"),
+        kinds=_scorers,
+        outside=sources.scorers_and_pairs,
+        precision=sources.precision,
+        rounds=_rounds,
+    ),
+    Stage(
+        "reference",
+        "pipeline.stages.reference:reference",
+        (*HELDOUT, *REFERENCE, "evaluate.reference_draws", "gold", "train.response_length"),
+        kinds=_scorers,
+        outside=sources.scorers,
+        precision=sources.precision,
+    ),
+    Stage(
+        "values",
+        "pipeline.stages.values:values",
+        ("values", *REFERENCE, "train.response_length", "train.temperature"),
+        kinds=_rewards,
+        outside=sources.scorers,
+        only=lambda config: config.needs_samples,
+        precision=sources.precision,
+    ),
+    Stage(
+        "critic",
+        "pipeline.stages.critic:critic",
+        (
+            "critic.kind",
+            "critic.init",
+            "critic.pretraining_steps",
+            "critic.pretraining_lr",
+            "critic.adapter",
+            "adapter.rank",
+            "adapter.alpha",
+            "critic.quantize",
+            *REFERENCE,
+            "algorithm.gamma",
+            "train.response_length",
+            "train.batch_size",
+            "train.missing_eos",
+            "train.missing_eos_penalty",
+            "train.overlong_share",
+            "train.overlong_penalty",
+        ),
+        only=lambda config: config.pretrains_critic,
+        precision=sources.precision,
+    ),
+    Stage(
+        "train",
+        "pipeline.stages.train:train",
+        (*TRAINING, "gold", "model", "rounds"),
+        kinds=_trained,
+        resumable=True,
+        unfinished=lambda config, artifact: raised_cap(config, artifact.meta),
+        kept=KEPT,
+        outside=sources.scorers,
+        precision=sources.rollout_precision,
+        rounds=_rounds,
+    ),
+    Stage(
+        "evaluate",
+        "pipeline.stages.evaluate:evaluate",
+        (
+            *HELDOUT,
+            *REFERENCE,
+            "evaluate.best_of",
+            "evaluate.sample_rows",
+            "evaluate.texts",
+            "sft.max_tokens",
+            "gold",
+            "train.response_length",
+        ),
+        kinds=_scorers,
+        outside=sources.scorers,
+        precision=sources.precision,
+    ),
+)
+# Sources are read here, not when a stage runs: a file that is edited while a study runs must not give its name to what
+# the code before it made.
+for _stage in STAGES:
+    _stage.read()

@@ -1,0 +1,113 @@
+"""Supervised training of a language model on texts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.config.model import SftConfig
+from pipeline.models.chunking import text_rows
+from pipeline.models.loading import CausalLM
+from pipeline.models.out_of_memory import Room
+from pipeline.models.precision import Precision
+from pipeline.models.seeding import permutation
+from pipeline.models.texts import IGNORED, collate
+from pipeline.run.progress import Reporter
+from pipeline.training.supervised import Supervised
+
+WARMUP = 0.05
+"""Share of the steps with a rising learning rate."""
+WEIGHT_DECAY = 0.01
+"""Of AdamW."""
+FINAL_LR = 0.1
+MAX_POSITIONS = 1024
+"""Of a network from scratch."""
+
+
+def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:
+    """Summed cross-entropy of all tokens but the first of each row, and their number."""
+    ids, mask, labels = collate(rows, device)
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+    targets = labels[:, 1:]
+    loss = functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
+    )
+    return loss, int((targets != IGNORED).sum())
+
+
+def fit(
+    model: CausalLM,
+    rows: list[list[int]],
+    cfg: SftConfig,
+    reporter: Reporter,
+    checkpointing: bool = False,
+    stage: str = "sft",
+) -> None:
+    """AdamW with warm-up and cosine decay to a tenth; `stage` is the one that reports progress."""
+    device = next(model.parameters()).device
+    room = text_room(model, cfg, reporter)
+    steps = Supervised(model, [model], WEIGHT_DECAY, room, checkpointing)
+    batches = (len(rows) + cfg.batch_size - 1) // cfg.batch_size
+    for step in range(cfg.steps):
+        turn, place = divmod(step, batches)
+        if place == 0:
+            order = permutation(len(rows), cfg.seed, "sft", turn).tolist()
+        batch = [rows[index] for index in order[place * cfg.batch_size : (place + 1) * cfg.batch_size]]
+        tokens = max(sum(len(row) - 1 for row in batch), 1)
+
+        def share(part: slice, batch: list[list[int]] = batch, tokens: int = tokens) -> Tensor:
+            return nats(model, batch[part], device)[0] / tokens
+
+        loss = steps.step(cfg.lr * schedule(step, cfg), len(batch), share)
+        if step % 20 == 19 or step + 1 == cfg.steps:
+            reporter.progress(stage, step + 1, cfg.steps, f"{float(loss):.3f} nats per token")
+    steps.close()
+
+
+def text_room(model: CausalLM, cfg: SftConfig, reporter: Reporter) -> Room:
+    """Texts whose logits are in memory together."""
+    on_card = next(model.parameters()).device.type == "cuda"
+    rows = text_rows(cfg.batch_size, cfg.max_tokens, int(model.config.vocab_size), on_card)
+    return Room("sft.batch_size (texts at once)", rows, reporter.warn)
+
+
+def schedule(step: int, cfg: SftConfig) -> float:
+    """Factor of the learning rate at `step`: linear rise, cosine fall to `FINAL_LR`."""
+    warm = max(round(WARMUP * cfg.steps), 1)
+    if step < warm:
+        return (step + 1) / warm
+    return FINAL_LR + (1 - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(cfg.steps - warm, 1)))
+
+
+@torch.inference_mode()
+def measure(model: CausalLM, rows: list[list[int]], room: Room, text_nats: float | None) -> dict[str, Any]:
+    """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
+
+    `text_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
+    was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy. Raises
+    `MemoryFull`.
+    """
+    device = next(model.parameters()).device
+
+    def of(part: slice) -> tuple[float, int]:
+        loss, count = nats(model, rows[part], device)
+        return float(loss), count
+
+    with Precision.of(device).autocast():
+        sums = room.over(len(rows), of)
+    total, tokens = math.fsum(loss for loss, _ in sums), sum(count for _, count in sums)
+    summary: dict[str, Any] = {
+        "nats_per_token": total / tokens,
+        "perplexity": math.exp(total / tokens),
+        "heldout_texts": len(rows),
+    }
+    if text_nats is not None:
+        counts = Counter(row[0] for row in rows)
+        first = -sum(count / len(rows) * math.log(count / len(rows)) for count in counts.values())
+        summary["entropy_floor_nats_per_token"] = (text_nats - first) * len(rows) / tokens
+    return summary

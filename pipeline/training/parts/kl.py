@@ -1,0 +1,68 @@
+"""The KL to the reference: its weight beta, and its penalty in the loss. In the reward it is
+`pipeline.training.judging.shaped`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipeline.algorithms.kl_settings import KlConfig
+from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
+from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
+from pipeline.config.trial import TrialConfig
+from pipeline.models.micro_batches import picked
+from pipeline.models.policy import to_grid
+from pipeline.training.experience import LossTerm, Rows, groups_of
+from pipeline.training.part import Terms
+from pipeline.training.parts.coefficient import Coefficient
+
+
+class KlToReference(Coefficient):
+    """Acts in every trial; its weight may be 0. Where it weighs, `kl.place` says."""
+
+    name = section = "kl"
+    shows = (("objective/kl_coef", "coef"),)
+    driven, rises = "objective/kl", 1
+
+    @classmethod
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return True
+
+    def rollout(self, update: int, terms: Terms) -> None:
+        super().rollout(update, terms)
+        terms.kl_coef = self.coef
+
+    def loss(self, rows: Rows) -> LossTerm | None:
+        kl = self.cfg.kl
+        if kl.place != "loss":
+            return None
+        if kl.group != "token":
+            return _on_groups(rows, self.coef, kl)
+
+        def penalty(tokens: slice, logprobs: Tensor) -> Tensor:
+            ref, old = rows.ref_logprobs[tokens], rows.old_logprobs[tokens]
+            return rows.weighted(tokens, self.coef * kl_loss(logprobs, ref, old, kl.loss_estimator))
+
+        return LossTerm(
+            lambda tokens, logprobs, entropy: penalty(tokens, logprobs),
+            lambda logprobs: {"policy/kl_loss": penalty(slice(None), logprobs)},
+        )
+
+
+def _on_groups(rows: Rows, coef: float, kl: KlConfig) -> LossTerm:
+    """β k2(D) or β k3(D) of each group, D = Σ (log π - log ref) over it. The gradient is β slope(D) ∇ log π of all its
+    tokens, or of its last one alone: a first pass through the head measures D.
+
+    As a metric the value is spread evenly over the tokens of the group.
+    """
+    assert kl.loss_estimator != "ratio_k3"
+    mask, groups = rows.mask, groups_of(rows.episodes, kl, rows.closes)
+    whole = group_sums(to_grid(rows.now() - rows.ref_logprobs, mask), groups, mask)
+    estimate, slope = group_kl_loss(whole, kl.loss_estimator)
+    paying = mask if kl.group_credit == "shared" else group_ends(groups, mask)
+    slopes = picked(torch.where(paying, coef * slope, 0.0), mask, rows.micro_batch)
+    values = picked(credited(coef * estimate, groups, mask, "shared"), mask, rows.micro_batch)
+    return LossTerm(
+        lambda tokens, logprobs, entropy: rows.weighted(tokens, slopes[tokens] * logprobs),
+        lambda logprobs: {"policy/kl_loss": rows.weighted(slice(None), values)},
+    )

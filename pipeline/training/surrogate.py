@@ -1,0 +1,70 @@
+"""The surrogate of an algorithm as a term of the loss: of each token, or of each response.
+
+A surrogate of whole responses depends on the network through their sums S of log-probs alone. Its gradient is that of
+``dL/dS x log-prob``, summed over tokens: one pass through the head without gradients measures S and the slopes dL/dS, a
+second one is the usual backward with these slopes as weights. Exact, and nothing of size (tokens, vocabulary) is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipeline.algorithms.aggregation import response_weights
+from pipeline.algorithms.base import Behaviour
+from pipeline.algorithms.registry import SURROGATES
+from pipeline.config.trial import TrialConfig
+from pipeline.models.policy import to_grid
+from pipeline.training.experience import LossTerm, Rows, summed
+
+
+def surrogate_term(rows: Rows, tokens: Tensor, sequences: int, cfg: TrialConfig) -> LossTerm:
+    """Of some rows of a mini-batch with so many valid `tokens` () and responses; sets the rows' weight."""
+    algorithm, lengths = cfg.algorithm, rows.mask.sum(1)
+    if algorithm.by_sequence:
+        weights = response_weights(lengths, tokens, sequences, cfg.train.response_length, algorithm)
+        return _of_responses(rows, weights, tokens / sequences, cfg)
+    if algorithm.aggregation != "token_mean":  # whose weights are 1
+        weights = response_weights(lengths, tokens, sequences, cfg.train.response_length, algorithm)
+        rows.weight = rows.to_tokens(weights / lengths)
+    surrogate = SURROGATES[algorithm.trust_region]
+
+    def sums(logprobs: Tensor) -> dict[str, Tensor]:
+        losses, metrics = surrogate(rows.behaviour(), logprobs, algorithm)
+        return {**metrics, "policy/pg_loss": rows.weighted(slice(None), losses)}
+
+    return LossTerm(
+        lambda tokens, logprobs, entropy: rows.weighted(
+            tokens, surrogate(rows.behaviour(tokens), logprobs, algorithm)[0]
+        ),
+        sums,
+    )
+
+
+def _of_responses(rows: Rows, weight: Tensor, per_sequence: Tensor, cfg: TrialConfig) -> LossTerm:
+    """Every response as a whole; weight (b,) of a response in the loss.
+
+    `per_sequence` () is valid tokens / responses of the mini-batch: it turns a mean over tokens into a mean over
+    responses.
+    """
+    algorithm, mask, now = cfg.algorithm, rows.mask, rows.now()
+    lengths = mask.sum(1)
+    share = torch.ones_like(lengths, dtype=now.dtype)
+    if algorithm.ratio == "sequence_mean":
+        share = share / lengths
+    behaviour = Behaviour(of_rows(rows.old_logprobs, mask, share), to_grid(rows.advantages, mask)[:, 0])
+    level = of_rows(now, mask, share).requires_grad_()
+    with torch.enable_grad():
+        losses, metrics = SURROGATES[algorithm.trust_region](behaviour, level, algorithm)
+        (slope,) = torch.autograd.grad(losses.sum(), level)
+    slopes = rows.to_tokens(slope * weight * share)
+    rows.weight = rows.to_tokens(weight * share)
+    sums = {name: value * per_sequence for name, value in summed(metrics).items()}
+    sums |= summed({"policy/pg_loss": losses * weight})
+    return LossTerm(lambda tokens, logprobs, entropy: slopes[tokens] * logprobs, lambda logprobs: sums)
+
+
+def of_rows(flat: Tensor, mask: Tensor, share: Tensor | float = 1.0) -> Tensor:
+    """Sums over each response, times its `share` (b,): flat (N,) and mask (b, T) of the rows; (b,)."""
+    # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
+    return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)

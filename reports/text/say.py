@@ -1,0 +1,61 @@
+"""Sentences from the templates beside this file: values and flags go in, plain text comes out."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED
+from pipeline.rewards.learned_settings import FURTHER, is_judged
+from reports.findings.bound import LEAST_EFFECTIVE
+from reports.findings.pairs import SMALL_EFFECT, SMALLEST
+from reports.findings.proxy import LIKED
+from reports.findings.recommendation import ONE_IN
+from reports.statistics.drift import SMOOTH
+from reports.statistics.hierarchical import LONE, SCALE
+from reports.statistics.matched_kl import WIDEST
+from reports.statistics.two_level import ALPHA
+from reports.text import words
+
+LISTED = 5
+"""Arms that are named with their numbers; of more, a sentence gives the range."""
+_CONSTANTS = {
+    "ALPHA": ALPHA, "FURTHER": FURTHER, "GUARDED": GUARDED, "KINDS": KINDS, "TRAINED": TRAINED,
+    "LEAST_EFFECTIVE": LEAST_EFFECTIVE, "LIKED": LIKED, "LISTED": LISTED, "LONE": LONE, "ONE_IN": ONE_IN,
+    "SCALE": SCALE, "SMALLEST": SMALLEST, "SMALL_EFFECT": SMALL_EFFECT, "SMOOTH": SMOOTH, "WIDEST": WIDEST,
+}  # fmt: skip
+_FILTERS = {
+    "at": words.at, "count": words.count, "counted": words.counted, "gap": words.gap, "gap_unit": words.gap_unit,
+    "interval": words.interval, "is_judged": is_judged, "knob": words.knob, "listed": words.listed, "name": words.name,
+    "number": words.number, "p_value": words.p_value, "percent": words.percent, "range": words.spread,
+    "setting": words.setting, "signed": words.signed, "size": words.size, "unit": words.unit,
+    "upper_first": words.upper_first,
+}  # fmt: skip
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=False,  # plain text; the page escapes it
+        undefined=jinja2.StrictUndefined,
+    )
+    env.filters |= _FILTERS
+    env.globals |= _CONSTANTS
+    return env
+
+
+def say(template: str, macro: str, *args: Any, **values: Any) -> str:
+    """Render one macro of ``templates/<template>.j2`` as one line; empty where it does not apply."""
+    text = getattr(_environment().get_template(f"{template}.j2").module, macro)(*args, **values)
+    return _one_line(str(text))
+
+
+def _one_line(text: str) -> str:
+    """Join the lines of a template, which may break anywhere: no space stands before a closing mark or after "("."""
+    text = re.sub(r"\s+([.,;:)\]])(?=[\s.,;:)]|$)", r"\1", " ".join(text.split()))
+    return text.replace("( ", "(")

@@ -1,0 +1,300 @@
+"""One whole update of PPO by our real code, in TRL's conventions, against TRL's own `train`: losses, gradients and the
+weights they lead to. Then what differs by design, and by exactly how much.
+
+TRL's conventions: one slot after EOS belongs to the episode for rewards, advantages and the critic, and advantages are
+whitened by the unbiased variance. The critic is separate, so policy and critic can be followed one after the other,
+each with its own mask.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from crosscheck.trial import BATCH, CONTEXT, FULL, RAGGED, WIDTH, Case, reward, run_trl, settings
+from torch import Tensor
+from trl.experimental.ppo import ppo_trainer as trl_ppo
+from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+
+from pipeline.algorithms.mathematics.advantages import gae
+from pipeline.algorithms.mathematics.kl import entropy, k1, k2, k3
+from pipeline.algorithms.mathematics.losses import value_loss
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
+from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
+from pipeline.models.anatomy import trunk
+from pipeline.models.out_of_memory import Room
+from pipeline.models.policy import ActorCritic, Episodes, gather
+from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.sampling import Drawn
+from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
+from pipeline.training.part import Terms
+from pipeline.training.parts.registry import parts_of
+from pipeline.training.processes import Ranks
+from pipeline.training.rollout import Rollout, collect
+from pipeline.training.update import Learner
+
+RELATIVE = 1e-4
+CLOSE = {"rtol": RELATIVE, "atol": 1e-5}
+NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))
+
+
+@pytest.fixture(scope="module", params=["full", "ragged"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    """Responses of the full length without EOS, where the two conventions coincide, and of every length."""
+    lengths = {"full": FULL, "ragged": RAGGED}[request.param]
+    return run_trl(lengths, tmp_path_factory.mktemp("whole"), settings(train__temperature=0.8))
+
+
+@pytest.fixture(scope="module")
+def ragged(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return run_trl(RAGGED, tmp_path_factory.mktemp("ragged"))
+
+
+def actor_of(case: Case) -> ActorCritic:
+    """TRL's starting weights in our networks; TRL's value head has no bias, so ours stays at zero."""
+    head = torch.nn.Linear(case.critic.score.in_features, 1)
+    head.load_state_dict({"weight": case.critic.score.weight.detach(), "bias": torch.zeros(1)})
+    head.bias.requires_grad_(False)
+    return ActorCritic(deepcopy(case.policy), deepcopy(trunk(case.critic)), head).eval()
+
+
+def scores_of(case: Case) -> Tensor:
+    last = CONTEXT + case.episodes.lengths - 1
+    return reward(case.episodes.query_responses).gather(1, last.unsqueeze(1)).squeeze(1)
+
+
+def estimated(case: Case, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    return gae(rewards, values, mask, case.cfg.algorithm.gamma, case.cfg.algorithm.gae_lambda)
+
+
+def context_of(case: Case, actor: ActorCritic) -> RolloutContext:
+    """Networks that are given TRL's responses instead of sampling."""
+
+    def score(_: Episodes, rows: list[int]) -> Scores:
+        return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
+
+    given: Any = SimpleNamespace(draw=lambda *_: Drawn(case.episodes, None))
+    alone, room = Ranks.of(torch.device("cpu")), Room("rows", BATCH)
+    terms = Terms(case.cfg.kl.beta)
+    return RolloutContext(
+        actor, case.reference, score, case.cfg, given, room, lambda _: nullcontext(), alone, terms=terms
+    )
+
+
+def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
+    cfg, mask, n = case.cfg, case.mask, int(case.mask.sum())
+    wide = replace(case.episodes, response_mask=case.one_more)
+    measured = measure(context_of(case, actor), wide)
+    non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl.beta)
+    scores = scores_of(case)
+    rewards = token_rewards(scores, non_score, case.one_more)
+    advantages, returns = estimated(case, rewards, measured.values, case.one_more)
+    whitened = masked_whiten(advantages, mask) * math.sqrt((n - 1) / n)
+    return Rollout(case.episodes, measured, whitened, returns, cfg.kl.beta, Scores(scores, scores, [], []), {})
+
+
+def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[str, float]], list[dict[str, Tensor]]]:
+    """Our update: metrics and gradients of every step."""
+    metrics: list[dict[str, float]] = []
+    gradients: list[dict[str, Tensor]] = []
+    trained = [parameter for parameter in actor.parameters() if parameter.requires_grad]
+    group = {"params": trained, "lr": 0.0, "base_lr": case.cfg.optimiser.lr, "moves_policy": True}
+    optimiser = torch.optim.Adam([group], eps=case.cfg.optimiser.adam_eps, fused=True)
+
+    def note(*_: Any) -> None:
+        gradients.append({name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None})
+
+    optimiser.register_step_pre_hook(note)
+    precision = Precision.of(torch.device("cpu"))
+    steps, alone = GradientSteps(optimiser, precision), Ranks.of(precision.device)
+    learner = Learner(actor, steps, precision, alone, case.cfg, parts_of(case.cfg), Room("micro", 3))
+    learner.learn(rollout, 0, lambda _, values: metrics.append(values))
+    return metrics, gradients
+
+
+def renamed(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
+    """TRL's names in ours, those that start with a prefix."""
+    found = {
+        mine + name.removeprefix(its): one
+        for name, one in tensors.items()
+        for its, mine in NAMES
+        if name.startswith(its)
+    }
+    return {name: tensor for name, tensor in found.items() if name.startswith(prefixes)}
+
+
+def apart(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """Distance of two sets of tensors relative to the size of the second."""
+    assert set(theirs) <= set(mine)
+    difference = math.sqrt(sum(float((mine[name] - tensor).double().pow(2).sum()) for name, tensor in theirs.items()))
+    return difference / math.sqrt(sum(float(tensor.double().pow(2).sum()) for tensor in theirs.values()))
+
+
+# --- what agrees -------------------------------------------------------------------------------------------
+
+
+def test_log_probs_entropy_mean_variance_and_whitening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for TRL's unbiased variance, which it takes to fp32."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(5, 7, 50, generator=generator, dtype=torch.float64) * 4
+    labels, log_pi = torch.randint(50, (5, 7), generator=generator), logits.log_softmax(-1)
+    ours = gather(log_pi.flatten(0, 1), labels.flatten()).view(5, 7)
+    torch.testing.assert_close(ours, selective_log_softmax(logits, labels))
+    torch.testing.assert_close(entropy(log_pi), entropy_from_logits(logits))
+    x, mask = logits[..., 0], torch.arange(7) < torch.tensor([7, 1, 4, 7, 2])[:, None]
+    n = int(mask.sum())
+    torch.testing.assert_close(masked_mean(x, mask), trl_ppo.masked_mean(x, mask))
+    assert float(masked_var(x, mask)) == pytest.approx(float(trl_ppo.masked_var(x, mask)) * (n - 1) / n, rel=1e-6)
+    monkeypatch.setattr(trl_ppo, "masked_var", partial(trl_ppo.masked_var, unbiased=False))
+    for shift_mean in (True, False):
+        theirs = trl_ppo.masked_whiten(x, mask, shift_mean=shift_mean)
+        torch.testing.assert_close(masked_whiten(x, mask, shift_mean=shift_mean)[mask], theirs[mask])
+
+
+def test_the_rollout(case: Case) -> None:
+    rollout, seen = in_their_conventions(case, actor_of(case)), case.seen.update
+    torch.testing.assert_close(~seen["padding_mask"], case.mask)
+    torch.testing.assert_close(~seen["padding_mask_p1"], case.one_more)
+    torch.testing.assert_close(rollout.scores.proxy, seen["scores"], **CLOSE)
+    for mine, theirs, mask in (
+        (rollout.measured.logprobs, seen["logprobs"], case.mask),
+        (rollout.measured.ref_logprobs, seen["ref_logprobs"], case.mask),
+        (rollout.measured.values, seen["values"], case.one_more),
+        (rollout.returns, seen["returns"], case.one_more),
+        (rollout.advantages, seen["advantages"], case.mask),
+    ):
+        torch.testing.assert_close(mine[mask], theirs[mask], **CLOSE)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl(estimator: str, tmp_path: Path) -> None:
+    seen_by = run_trl(RAGGED, tmp_path, kl_estimator=estimator)
+    seen = seen_by.seen.update
+    d = torch.where(seen_by.mask, seen["logprobs"] - seen["ref_logprobs"], torch.zeros(()))
+    assert d.abs().max() > 0.01
+    torch.testing.assert_close({"k1": k1, "k3": k3}[estimator](d), seen["kl"], **CLOSE)
+
+
+def test_every_policy_step(case: Case) -> None:
+    actor = actor_of(case)
+    metrics, gradients = follow(case, actor, in_their_conventions(case, actor))
+    assert len(metrics) == len(case.seen.steps) == case.cfg.train.steps
+    for step, seen, gradient, expected in zip(metrics, case.seen.steps, gradients, case.seen.gradients, strict=True):
+        assert step["policy/pg_loss"] == pytest.approx(float(seen["pg_loss"]), rel=RELATIVE, abs=1e-6)
+        assert apart(gradient, renamed(expected, "lm.")) < RELATIVE
+    assert metrics[-1]["policy/approxkl"] > 1e-5
+    clipped = sum(step["policy/pg_clipfrac"] for step in metrics) / len(metrics)
+    assert clipped == pytest.approx(case.seen.update["metrics"]["policy/clipfrac_avg"], rel=1e-3)
+    start = {f"lm.{name}": parameter.detach() for name, parameter in case.policy.named_parameters()}
+    mine, theirs = dict(actor.named_parameters()), renamed(case.trained, "lm.")
+    moved = {name: theirs[name] - start[name] for name in theirs}
+    # Adam divides by the gradient's size, so rounding in a gradient near zero is not near zero in its step.
+    assert apart({name: mine[name].detach() - start[name] for name in theirs}, moved) < 10 * RELATIVE
+
+
+def test_every_critic_step(case: Case) -> None:
+    actor = actor_of(case)
+    rollout = in_their_conventions(case, actor)
+    wide = replace(rollout.episodes, response_mask=case.one_more)
+    rollout = replace(rollout, episodes=wide, advantages=torch.zeros_like(rollout.advantages))
+    metrics, gradients = follow(case, actor, rollout)
+    for step, seen, gradient, expected in zip(metrics, case.seen.steps, gradients, case.seen.gradients, strict=True):
+        assert step["value/vf_loss"] == pytest.approx(float(seen["vf_loss"]), rel=RELATIVE)
+        assert apart(gradient, renamed(expected, "critic_trunk.", "value_head.")) < RELATIVE
+    clipped = [step["value/vf_clipfrac"] for step in metrics]
+    assert max(clipped) > 0
+    assert sum(clipped) / len(clipped) == pytest.approx(case.seen.update["metrics"]["val/clipfrac_avg"], rel=1e-3)
+
+
+def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path) -> None:
+    """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the
+    variance."""
+    case = run_trl(FULL, tmp_path)
+    n, seen, episodes = int(case.mask.sum()), case.seen.update, case.episodes
+
+    prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
+    rollout = collect(context_of(case, actor_of(case)), prompts, 0)
+    torch.testing.assert_close(rollout.returns, seen["returns"], **CLOSE)
+    torch.testing.assert_close(rollout.advantages * math.sqrt((n - 1) / n), seen["advantages"], **CLOSE)
+    for name in ("kl", "entropy", "scores", "rlhf_reward"):
+        wanted = seen["metrics"][f"objective/{name}"]
+        assert rollout.metrics[f"objective/{name}"] == pytest.approx(wanted, rel=RELATIVE), name
+
+
+# --- what differs by design --------------------------------------------------------------------------------
+
+
+def mini_batches(case: Case) -> Iterator[tuple[dict[str, Tensor], Tensor, Tensor]]:
+    """Each of TRL's steps with its masks: valid tokens, and one slot more."""
+    for step in case.seen.steps:
+        rows = step["mb_query_responses"]
+        at = [int((case.seen.update["query_responses"] == row).all(1).nonzero()[0, 0]) for row in rows]
+        yield step, case.mask[at], case.one_more[at]
+
+
+def test_the_score_stands_on_eos_here_and_on_the_slot_after_it_there(ragged: Case) -> None:
+    """And the value after EOS is zero here: the advantage of EOS is `score - V`. There the critic's opinion of what
+    follows the end comes between."""
+    seen, algorithm, scores = ragged.seen.update, ragged.cfg.algorithm, ragged.seen.update["scores"]
+    rewards = token_rewards(scores, seen["non_score_reward"], ragged.mask)
+    ours, _ = estimated(ragged, rewards, seen["values"], ragged.mask)
+    theirs, values, penalty = seen["returns"] - seen["values"], seen["values"], seen["non_score_reward"]
+    moved = seen["rewards"] - rewards
+    for row, length in enumerate(ragged.episodes.lengths.tolist()):
+        expected, score, last = torch.zeros(WIDTH), scores[row], length - 1
+        if length < WIDTH:
+            expected[last], expected[length], after = -score, score, values[row, length]
+            assert abs(after) > 1e-3
+            here = score + penalty[row, last] - values[row, last]
+            there = (
+                algorithm.gamma * (after + algorithm.gae_lambda * (score - after))
+                + penalty[row, last]
+                - values[row, last]
+            )
+            assert ours[row, last] == pytest.approx(float(here), rel=1e-4, abs=1e-6)
+            assert theirs[row, last] == pytest.approx(float(there), rel=1e-4, abs=1e-6)
+        torch.testing.assert_close(moved[row], expected, atol=1e-6, rtol=0)
+
+
+def test_trl_trains_the_value_of_the_slot_after_eos_and_averages_approxkl_and_ratio_over_padding(ragged: Case) -> None:
+    """Padding has log-ratio 0 there, so approxkl shrinks by the fraction of valid tokens, and the ratio goes to 1."""
+    approxkl, ratio, masked = [], [], []
+    for step, mask, one_more in mini_batches(ragged):
+        squares, _ = value_loss(step["vpred"], step["mb_values"], step["mb_return"], ragged.cfg.critic.cliprange)
+        ours, after = masked_mean(squares, mask), one_more & ~mask
+        theirs = (ours * mask.sum() + squares[after].sum()) / one_more.sum()
+        assert float(theirs) == pytest.approx(float(step["vf_loss"]), rel=1e-5)
+        assert float(ours) != pytest.approx(float(step["vf_loss"]), rel=1e-2)
+        log_ratio, valid = step["new_logprobs"] - step["mb_logprobs"], float(mask.float().mean())
+        masked.append(float(masked_mean(k2(log_ratio), mask)))
+        approxkl.append(masked[-1] * valid)
+        ratio.append(float(masked_mean(log_ratio.exp(), mask)) * valid + (1 - valid))
+    metrics = ragged.seen.update["metrics"]
+    assert sum(approxkl) / len(approxkl) == pytest.approx(metrics["policy/approxkl_avg"], rel=1e-4)
+    assert sum(ratio) / len(ratio) == pytest.approx(metrics["val/ratio"], rel=1e-5)
+    assert sum(masked) / len(masked) > 1.5 * metrics["policy/approxkl_avg"]
+
+
+def test_micro_batches_of_trl_are_a_mean_of_means_and_cost_optimiser_steps(tmp_path: Path) -> None:
+    """Four micro-batches in one mini-batch: TRL weighs each alike, however few tokens it has; we weigh tokens. And its
+    accumulation counts micro-batches of the whole batch, so 2 mini-batches of 2 micro-batches are one step, not two."""
+    micro = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    cfg = settings(train__num_mini_batches=1, train__steps=2)
+    case = run_trl(RAGGED, tmp_path, cfg, **micro)
+    parts = [float(step["pg_loss"]) for step in case.seen.steps[:4]]
+    tokens = [int(mask.sum()) for _, mask, _ in mini_batches(case)][:4]
+    whole = run_trl(RAGGED, tmp_path, cfg).seen.steps[0]["pg_loss"]
+    weighted = sum(part * count for part, count in zip(parts, tokens, strict=True)) / sum(tokens)
+    assert weighted == pytest.approx(float(whole), rel=1e-4, abs=1e-6)
+    assert abs(sum(parts) / 4 - weighted) > 1e-3
+    assert run_trl(FULL, tmp_path).optimiser_steps == settings().train.steps == 4
+    assert run_trl(FULL, tmp_path, **micro).optimiser_steps == 2

@@ -1,0 +1,171 @@
+"""Advantages by every estimator, by hand: two prompts of two responses each, of 2, 1, 3 and 1 tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from helpers import trial_config
+from naive import drawn, prefix
+from torch import Tensor
+
+from pipeline.algorithms.base import Judged, Replayed
+from pipeline.algorithms.baselines import EPSILON
+from pipeline.algorithms.mathematics.advantages import gae, to_go
+from pipeline.algorithms.mathematics.masking import masked_whiten
+from pipeline.algorithms.mathematics.replay import held, segment_gae, starts
+from pipeline.algorithms.mathematics.shaping import token_rewards
+from pipeline.algorithms.registry import ESTIMATORS
+from pipeline.algorithms.replay import targets
+from pipeline.config.presets import ADVANTAGES
+
+MASK = prefix([[1, 2], [3], [4, 5, 6], [7]])
+LENGTHS = [2, 1, 3, 1]
+SCORES = [1.0, 3.0, 2.0, 4.0]
+V_STAR = torch.tensor([0.5, 0.5, -1.0, 1.0]).double()
+
+
+def judged(scores: list[float], penalty: float = 0.0) -> Judged:
+    """`penalty` on every token; the greedy responses are worth 1 and 2."""
+    non_score, greedy = torch.where(MASK, penalty, 0.0).double(), torch.tensor([1.0, 1.0, 2.0, 2.0]).double()
+    groups = torch.tensor([0, 0, 1, 1])
+    return Judged(torch.tensor(scores).double(), non_score, None, MASK, groups, greedy, V_STAR)
+
+
+def estimated(name: str, scores: list[float], penalty: float = 0.0, **knobs: Any) -> Tensor:
+    found = ESTIMATORS[name](judged(scores, penalty), trial_config(**knobs).algorithm)
+    assert found.returns is None
+    assert not found.advantages[~MASK].any()
+    return found.advantages
+
+
+def test_every_advantage_that_can_be_asked_for_is_there() -> None:
+    assert ESTIMATORS.keys() == {name for name, need in ADVANTAGES.items() if need.learns}
+
+
+@pytest.mark.parametrize(
+    ("name", "worth"),
+    [
+        ("reinforce", [-1.5, 0.5, -0.5, 1.5]),
+        ("rloo", [-2.0, 2.0, -2.0, 2.0]),
+        ("group_mean", [-1.0, 1.0, -1.0, 1.0]),
+        ("group_norm", [sign / (math.sqrt(2) + EPSILON) for sign in (-1, 1, -1, 1)]),
+        ("group_mean_batch_std", [sign / (math.sqrt(5 / 3) + EPSILON) for sign in (-1, 1, -1, 1)]),
+        ("reinforce_pp", SCORES),
+        ("remax", [0.0, 2.0, 0.0, 2.0]),
+        ("v_star", [0.5, 2.5, 3.0, 3.0]),
+        ("preference", [-1.0, 1.0, -1.0, 1.0]),
+    ],
+)
+def test_a_response_has_one_advantage_on_all_its_tokens(name: str, worth: list[float]) -> None:
+    """Mean 2.5; groups 1 and 3, 2 and 4, with sd sqrt 2; of all scores the variance is 5/3. A penalty of 0.5 a token is
+    added after the comparison: of three tokens the first has -1.5 before it, the last -0.5."""
+    found = estimated(name, SCORES)
+    for row, length, wanted in zip(found, LENGTHS, worth, strict=True):
+        assert row[:length].tolist() == pytest.approx([wanted] * length)
+    apart = estimated(name, SCORES, -0.5) - found
+    torch.testing.assert_close(apart[2], torch.tensor([-1.5, -1.0, -0.5]).double())
+    torch.testing.assert_close(apart[0], torch.tensor([-1.0, -0.5, 0.0]).double())
+
+
+def test_rewards_to_the_end_by_hand_with_a_discount() -> None:
+    """Score 2 on the last of three tokens, -0.5 on each, gamma 0.5: 1.5, then -0.5 + 0.75, then -0.5 + 0.125."""
+    found = estimated("reinforce_pp", [0.0, 0.0, 2.0, 0.0], -0.5, algorithm__gamma=0.5)
+    assert found[2].tolist() == pytest.approx([-0.375, 0.25, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [("gae", "values"), ("remax", "greedy"), ("v_star", "v_star"), ("replay", "replayed")]
+)
+def test_an_estimator_without_what_it_needs_is_refused(name: str, missing: str) -> None:
+    with pytest.raises(ValueError, match="needs"):
+        ESTIMATORS[name](replace(judged(SCORES), **{missing: None}), trial_config().algorithm)  # type: ignore[arg-type]
+
+
+def test_reinforce_pp_without_a_penalty_is_the_whitened_score() -> None:
+    """Whitened over tokens, so that a score counts as often as its response has tokens."""
+    white = masked_whiten(estimated("reinforce_pp", SCORES), MASK)
+    tokens = [score for score, length in zip(SCORES, LENGTHS, strict=True) for _ in range(length)]
+    mean = sum(tokens) / 7
+    sd = math.sqrt(sum((token - mean) ** 2 for token in tokens) / 7)
+    assert white[MASK].tolist() == pytest.approx([(token - mean) / sd for token in tokens], rel=1e-6)
+
+
+def test_a_critic_that_knows_nothing_and_the_group_mean() -> None:
+    """lambda 1 and V 0 are rewards to the end: minus the group's mean they are its baseline's advantages."""
+    one = judged(SCORES, -0.2)
+    known = replace(one, scores=one.scores - torch.tensor([2.0, 2.0, 3.0, 3.0]), values=torch.zeros(4, 3).double())
+    by_critic = ESTIMATORS["gae"](known, trial_config(algorithm__gae_lambda=1.0).algorithm)
+    torch.testing.assert_close(by_critic.advantages, estimated("group_mean", SCORES, -0.2))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, need in ADVANTAGES.items() if need.least_responses > 1 and not need.most_responses]
+)
+def test_the_order_of_responses_does_not_matter(name: str) -> None:
+    mask, order = prefix([[1], [2, 3], [4], [5], [6, 7], [8]]), torch.tensor([5, 0, 3, 1, 4, 2])
+    scores, penalty, groups = drawn(6, seed=1), drawn(6, 2, seed=2), torch.tensor([0, 0, 0, 1, 1, 1])
+    cfg = trial_config().algorithm
+    plain = ESTIMATORS[name](Judged(scores, torch.where(mask, penalty, 0.0), None, mask, groups), cfg)
+    turned = Judged(scores[order], torch.where(mask, penalty, 0.0)[order], None, mask[order], groups[order] + 5)
+    torch.testing.assert_close(ESTIMATORS[name](turned, cfg).advantages, plain.advantages[order])
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_a_critics_returns_have_a_lambda_of_their_own(whiten: bool) -> None:
+    """1 makes them Monte Carlo, whatever the advantages have."""
+    one = replace(judged(SCORES), non_score=0.1 * drawn(4, 3, seed=2) * MASK, values=drawn(4, 3, seed=3))
+    knobs = {"algorithm__gae_lambda": 0.6, "algorithm__whiten_rewards": whiten}
+    common, apart = (
+        ESTIMATORS["gae"](one, trial_config(**knobs, algorithm__value_lambda=own).algorithm) for own in (None, 1.0)
+    )
+    rewards = token_rewards(one.scores, one.non_score, MASK)
+    if whiten:
+        rewards = masked_whiten(rewards, MASK, shift_mean=False)
+    assert torch.equal(common.advantages, apart.advantages)
+    assert one.values is not None
+    torch.testing.assert_close(apart.advantages, gae(rewards, one.values, MASK, 1.0, 0.6)[0])
+    torch.testing.assert_close(apart.returns, to_go(rewards, MASK, 1.0))
+    torch.testing.assert_close(common.returns, gae(rewards, one.values, MASK, 1.0, 0.6)[1])
+
+
+# --- replayed states ---------------------------------------------------------------------------------------
+
+
+def test_states_are_replayed_from_the_prompt_on_and_none_behind_the_end() -> None:
+    found = starts(torch.tensor([5, 1, 3, 4]), 5, 2)
+    assert found.int().tolist() == [[1, 0, 1, 0, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]
+
+
+def test_advantages_between_states_by_hand() -> None:
+    rewards = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    values, known = torch.tensor([[10.0, 99.0, 20.0, 99.0, 40.0]]), torch.tensor([[True, False, True, False, True]])
+    mask = torch.ones(1, 5, dtype=torch.bool)
+    assert held(values, known).tolist() == [[10.0, 10.0, 20.0, 20.0, 40.0]]
+    # The rewards up to the next known state, and its value; less the value of the newest one.
+    one_segment = [[1 + 2 + 20 - 10, 2 + 20 - 10, 3 + 4 + 40 - 20, 4 + 40 - 20, 5 - 40]]
+    assert segment_gae(rewards, values, known, mask, 0.0).tolist() == one_segment
+    assert segment_gae(rewards, values, known, mask, 1.0).tolist() == [[15 - 10, 14 - 10, 12 - 20, 9 - 20, 5 - 40]]
+    half = [[13 + 0.5 * (27 + 0.5 * -35), 12 + 0.5 * (27 + 0.5 * -35), 27 + 0.5 * -35, 24 + 0.5 * -35, -35]]
+    assert segment_gae(rewards, values, known, mask, 0.5).tolist() == half
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
+def test_with_every_state_known_it_is_gae_and_with_the_prompt_alone_a_constant_baseline(lam: float) -> None:
+    rewards, values = drawn(*MASK.shape, seed=1), drawn(*MASK.shape, seed=2)
+    torch.testing.assert_close(segment_gae(rewards, values, MASK, MASK, lam), gae(rewards, values, MASK, 1.0, lam)[0])
+    known = starts(MASK.sum(1), MASK.shape[1], MASK.shape[1])
+    constant = torch.where(MASK, to_go(rewards, MASK, 1.0) - values[:, :1], 0.0)
+    torch.testing.assert_close(segment_gae(rewards, values, known, MASK, lam), constant)
+
+
+def test_a_critic_is_fitted_to_replayed_values_where_there_are_some() -> None:
+    grid, values = drawn(*MASK.shape, seed=1), drawn(*MASK.shape, seed=2)
+    known = starts(MASK.sum(1), MASK.shape[1], 2) & torch.tensor([[True], [False], [True], [False]])
+    found = targets(replace(judged(SCORES), replayed=Replayed(values, known)), grid)
+    assert torch.equal(found[known], values[known])
+    assert torch.equal(found[~known], grid[~known])
+    assert targets(judged(SCORES), grid) is grid

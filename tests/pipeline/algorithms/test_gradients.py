@@ -1,0 +1,274 @@
+"""Every named algorithm in a trial: its loss against autograd on the plain formula, and a trial without a critic."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import trial_config
+from tinytrial import CLOSES, EOS, ROUNDING, TRAINED, VOCAB, moved, preset, run, samples, trainer
+from torch import Tensor
+
+from pipeline.training.trainer import Trainer
+
+RLOO, A_STAR_PO = preset("rloo"), preset("a_star_po")
+MINI = [6, 1, 3, 4]
+WHOLE_K2 = {"kl__loss_estimator": "k2", "kl__group": "sequence"}
+OF_PAIRS = {name for name in TRAINED if preset(name).get("algorithm__advantage") == "preference"}
+LOSSES: dict[str, dict[str, Any]] = {
+    **{name: preset(name) for name in TRAINED if name not in OF_PAIRS},  # these: test_pairs.py
+    "trpo": {**preset("trpo"), "critic__vf_coef": 0.1},  # of a network of its own
+    "strong penalty": {**preset("ppo_penalty"), "algorithm__kl_penalty__coef": 5.0},
+    "penalty on means": {**preset("ppo_penalty"), "algorithm__aggregation": "seq_mean_token_mean"},
+    "k2 in the loss": {**RLOO, "kl__place": "loss"},
+    "entropy": {**RLOO, "entropy__coef": 0.05},
+    "whole responses by tokens, both as wholes": {**RLOO, "kl__place": "loss", "kl__group": "sequence"},
+    "mean ratio, penalty on whole responses": {**preset("gspo"), **WHOLE_K2},
+    "tokens, penalty on whole responses": {**preset("grpo"), **WHOLE_K2},
+    "penalty on clauses": {"kl__place": "loss", "kl__group": "clause"},
+    "penalty on the last token of a clause": {"kl__place": "loss", "kl__group": "clause", "kl__group_credit": "last"},
+    "penalty on sentences by k3": {**preset("gspo"), "kl__group": "sentence"},
+    "mean ratio, penalty on last tokens": {**preset("gspo"), "kl__group": "sentence", "kl__group_credit": "last"},
+    "weighted k3": {**preset("grpo"), "kl__loss_estimator": "ratio_k3"},
+    "sums of tokens, at a temperature": {
+        **preset("grpo"),
+        "algorithm__aggregation": "seq_mean_token_sum",
+        "train__temperature": 0.7,
+    },
+    "whole responses by tokens": {**RLOO, "algorithm__aggregation": "token_mean", "kl__place": "loss"},
+    "mean ratio in the loss": {**preset("gspo"), "entropy__coef": 0.05, "algorithm__aggregation": "constant"},
+}
+
+
+def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, Tensor]:
+    """The policy's surrogate and the whole loss, by the formulas of the configuration, one response at a time."""
+    cfg, knobs = one.cfg, one.cfg.algorithm
+    lengths = rollout.episodes.lengths[mini]
+    n_all, each_row = int(lengths.sum()), []
+    for row in mini:
+        n = int(rollout.episodes.lengths[row])
+        log_pi, _ = one.actor(rollout.episodes.take(torch.tensor([row])), cfg.train.temperature)
+        new = log_pi[range(n), rollout.episodes.responses[row, :n]]
+        old, ref = rollout.measured.logprobs[row, :n], rollout.measured.ref_logprobs[row, :n]
+        weight = {
+            "token_mean": 1 / n_all, "seq_mean_token_mean": 1 / (len(mini) * n), "seq_mean_token_sum": 1 / len(mini),
+            "constant": 1 / (len(mini) * cfg.train.response_length),
+        }[knobs.aggregation]  # fmt: skip
+        advantage, d = rollout.advantages[row, :n], new - ref
+        if knobs.ratio.startswith("sequence"):
+            level = (new - old).mean() if knobs.ratio == "sequence_mean" else (new - old).sum()
+            surrogate = bounded(level.exp(), new, advantage[:1], knobs).sum() * weight * n
+            beside = weight * (1 if knobs.ratio == "sequence_mean" else n)
+        else:
+            surrogate = (bounded((new - old).exp(), new, advantage, knobs) * weight).sum()
+            beside = weight
+        if cfg.kl.group != "token":
+            d = torch.stack(of_groups(d, rollout.episodes.responses[row, :n].tolist(), cfg.kl))
+        k3 = (-d).exp() - 1 + d
+        penalty = (0.5 * d * d if cfg.kl.loss_estimator == "k2" else k3).sum()
+        if cfg.kl.loss_estimator == "ratio_k3":
+            penalty = ((new - old).exp() * k3).sum()
+        bonus = -(log_pi.exp() * log_pi).sum()
+        rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - cfg.entropy.coef * bonus
+        if knobs.trust_region == "kl_penalty":
+            rest = rest + knobs.kl_penalty.coef * ((new - old).exp() - 1 - (new - old)).sum()
+        each_row.append(torch.stack([surrogate, surrogate + beside * rest]))
+    return tuple(torch.stack(each_row).sum(0))  # type: ignore[return-value]
+
+
+def of_groups(d: Tensor, tokens: list[int], kl: Any) -> list[Tensor]:
+    """Sums of log-ratios over the groups of one response; with credit `last`, only the last token of each moves."""
+    closes = CLOSES.get(kl.group, torch.zeros(VOCAB).bool())
+    sums, begin = [], 0
+    for place, token in enumerate(tokens):
+        if closes[token] or place == len(tokens) - 1:
+            before = d[begin:place].sum()
+            sums.append(d[place] + (before.detach() if kl.group_credit == "last" else before))
+            begin = place + 1
+    return sums
+
+
+def bounded(ratio: Tensor, new: Tensor, advantages: Tensor, knobs: Any) -> Tensor:
+    low, high = knobs.clip.epsilons
+    if knobs.ratio == "none":
+        return -advantages * new
+    if knobs.trust_region == "cispo":
+        return -ratio.detach().clamp(max=knobs.cispo.cap) * advantages * new
+    if knobs.trust_region in ("kl_penalty", "trpo"):
+        return -ratio * advantages
+    return -torch.min(advantages * ratio, advantages * ratio.clamp(1 - low, 1 + high))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> None:
+    """Through the network, cut into micro-batches, on a policy that has moved since the rollout."""
+    knobs = {"critic__vf_coef": 0.0, **LOSSES[name]}
+    one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl__beta=0.3, optimiser__max_grad_norm=1e9, **knobs)
+    rollout = one._rollout()
+    surrogate, whole = plain_losses(moved(one, 0.02), rollout, MINI)
+    gradients = torch.autograd.grad(whole, list(one.actor.lm.parameters()))
+    step = one.learner.accumulate(rollout, torch.tensor(MINI))
+    one.learner.clip()
+    assert step["policy/pg_loss"] == pytest.approx(surrogate.item(), rel=1e-4, abs=1e-6)
+    for parameter, gradient in zip(one.actor.lm.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=ROUNDING)
+
+
+# --- A*-PO -------------------------------------------------------------------------------------------------
+
+
+def soft_maximum(row: int, beta: float, count: int) -> float:
+    """V* of a prompt by the definition; a response of 10 tokens has no EOS, and -1 instead of its score."""
+    drawn = samples()
+    pairs = zip(drawn.proxy[row, :count], drawn.ended[row, :count], strict=True)
+    return beta * math.log(sum(math.exp((float(score) if ended else -1.0) / beta) for score, ended in pairs) / count)
+
+
+def test_the_gradient_of_a_star_po_is_that_of_the_published_regression_over_2_beta(tmp_path: Path) -> None:
+    """mean (beta (S - S_ref) + V* - r)^2, one response at a time; the reward is -1 where there was no EOS."""
+    one = trainer(tmp_path, kl__beta=0.3, optimiser__max_grad_norm=1e9, **A_STAR_PO, train__temperature=0.7)
+    rollout, prompts, terms = one._rollout(), one._prompts(), []
+    moved(one, 0.02)
+    for row in MINI:
+        n = int(rollout.episodes.lengths[row])
+        log_pi, _ = one.actor(rollout.episodes.take(torch.tensor([row])), 0.7)
+        new = log_pi[range(n), rollout.episodes.responses[row, :n]]
+        d = (new - rollout.measured.ref_logprobs[row, :n]).sum()
+        reward = float(rollout.scores.proxy[row]) if rollout.episodes.ended[row] else -1.0
+        terms.append((0.3 * d + soft_maximum(prompts.rows[row], 1.0, 4) - reward) ** 2)
+    gradients = torch.autograd.grad(torch.stack(terms).mean() / 0.6, list(one.actor.lm.parameters()))
+    one.learner.accumulate(rollout, torch.tensor(MINI))
+    one.learner.clip()
+    for parameter, gradient in zip(one.actor.lm.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_on_policy_a_star_po_is_reinforce_with_the_penalty_in_the_score(tmp_path: Path) -> None:
+    """On a policy that has left its reference, before the first step of an update: d is the same in both."""
+    found = {}
+    for place in ("loss", "score"):
+        one = moved(trainer(tmp_path / place, kl__beta=0.3, **{**A_STAR_PO, "kl__place": place}), 0.02)
+        rollout = one._rollout()
+        assert abs(rollout.metrics["objective/kl"]) > 1e-3
+        one.learner.accumulate(rollout, torch.tensor(MINI))
+        found[place] = [parameter.grad for parameter in one.actor.lm.parameters()]
+    for ours, theirs in zip(found["loss"], found["score"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("beta", "count"), [(1.0, None), (0.5, 2), (5.0, 1)])
+def test_every_prompt_has_its_own_v_star_by_its_number(tmp_path: Path, beta: float, count: int | None) -> None:
+    one = trainer(tmp_path, **A_STAR_PO, algorithm__v_star__beta=beta, algorithm__v_star__samples=count)
+    prompts = one._prompts()
+    assert prompts.v_star is not None
+    assert prompts.v_star.dtype == torch.float64
+    wanted = [soft_maximum(row, beta, count or 4) for row in prompts.rows]
+    assert prompts.v_star.tolist() == pytest.approx(wanted, rel=1e-6)
+    assert prompts.rows != sorted(prompts.rows), "the order of the rollout is not that of the prompts"
+
+
+def test_samples_are_scored_as_rollouts_are() -> None:
+    """What a response without EOS, or a long one, gets changes V* without another sample."""
+    drawn, found = samples(), {}
+    for how in ("replace", "subtract", "none"):
+        found[how] = drawn.v_star(trial_config(**A_STAR_PO, train__missing_eos=how, train__response_length=10))
+    cut = ~drawn.ended.all(1)
+    assert 0 < int(cut.sum()) < len(cut)
+    for how in ("replace", "subtract"):
+        assert bool((found[how] != found["none"])[cut].all())
+        assert torch.equal(found[how][~cut], found["none"][~cut])
+    shorter = trial_config(**A_STAR_PO, train__overlong_share=0.5, train__response_length=10)
+    assert bool((drawn.v_star(shorter) <= found["replace"]).all())
+
+
+# --- a rollout ---------------------------------------------------------------------------------------------
+
+
+def test_responses_of_one_prompt_stand_together_and_whitening_is_over_responses(tmp_path: Path) -> None:
+    one = trainer(tmp_path, kl__beta=0.3, **{**RLOO, "algorithm__whiten_advantages": True})
+    prompts, rollout = one._prompts(), one._rollout()
+    assert [len(set(prompts.rows[start : start + 4])) for start in (0, 4)] == [1, 1]
+    assert prompts.rows[0] != prompts.rows[4]
+    assert len({tuple(row) for row in rollout.episodes.responses[:4].tolist()}) > 1
+    assert len(set(rollout.episodes.lengths.tolist())) > 1
+    first, mask = rollout.advantages[:, 0], rollout.episodes.response_mask
+    assert (first.mean().item(), first.var(correction=0).item()) == pytest.approx((0.0, 1.0), abs=1e-5)
+    assert torch.equal(rollout.advantages, torch.where(mask, first.unsqueeze(1), 0.0))
+
+
+def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_path: Path) -> None:
+    """On a policy that has moved: the sums within a prompt stay 0 in one place, and fall below it in the other."""
+    sums = {}
+    for place in ("score", "reward"):
+        one = moved(trainer(tmp_path / place, kl__beta=0.3, **{**preset("grpo"), "kl__place": place}), 0.1)
+        rollout = one._rollout()
+        penalty = -0.3 * (rollout.measured.logprobs - rollout.measured.ref_logprobs).sum(1)
+        assert rollout.metrics["objective/non_score_reward"] == pytest.approx(float(penalty.mean()), rel=1e-4)
+        sums[place] = rollout.advantages[:, 0].view(2, 4).sum(1).tolist()
+        if place == "score":
+            final = torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0) + penalty
+            groups = final.view(2, 4)
+            wanted = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+            torch.testing.assert_close(rollout.advantages[:, 0].view(2, 4), wanted, rtol=1e-4, atol=1e-4)
+    assert sums["score"] == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert max(sums["reward"]) < -0.01
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if preset(name).get("critic__kind") == "none"])
+def test_without_a_critic_nothing_of_one_is_left(tmp_path: Path, name: str) -> None:
+    outcome, rows, state = run(tmp_path, **preset(name))
+    assert (outcome.status, outcome.episodes) == ("complete", 48), "as many episodes as any other algorithm"
+    assert not any(key.startswith("value/") for row in rows.values() for key in row)
+    first = [sample["prompt"] for sample in outcome.samples if sample["step"] == 0]
+    assert len(first) == len(set(first)), "one response of each prompt is kept to be read"
+    assert not any("value_head" in key or "critic" in key for key in state)
+    loss = "policy/ratio" if name == "online_dpo" else "policy/pg_loss"  # its pairs may all have equal scores
+    assert all(loss in row for step, row in rows.items() if step % 4 == 1)
+    assert rows[4]["objective/kl_exact_per_token"] > 0
+
+
+@pytest.mark.parametrize(("each", "temperature"), [(1, 1.0), (4, 0.7)])
+def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(
+    tmp_path: Path, each: int, temperature: float
+) -> None:
+    """On a policy that has moved, against an argmax loop without a cache."""
+    knobs = {**preset("remax"), "train__responses_per_prompt": each, "train__temperature": temperature}
+    one = moved(trainer(tmp_path, kl__beta=0.3, **knobs), 0.1)
+    prompts, nets = one._prompts(), (one.actor.lm, one.rollout_context.reference)
+    rollout = one._rollout()
+    worth, tokens = [], []
+    for row in range(0, 8, each):
+        text = prompts.queries[row][prompts.query_mask[row]].tolist()
+        response, penalty = list[int](), 0.0
+        while len(response) < one.cfg.train.response_length and (not response or response[-1] != EOS):
+            with torch.no_grad():
+                logits = (net(torch.tensor([text + response])).logits[0, -1] / temperature for net in nets)
+                now, ref = (of_net.log_softmax(0) for of_net in logits)
+            response.append(int(now.argmax()))
+            penalty -= 0.3 * float(now.max() - ref[now.argmax()])
+        low = sum(token < 10 for token in response) / len(response) * 2 - 0.5
+        worth.append((low if response[-1] == EOS else -1.0) + penalty)
+        tokens.append(len(response))
+    assert rollout.metrics["objective/greedy_reward"] == pytest.approx(sum(worth) / len(worth), rel=1e-4)
+    assert rollout.sampled_tokens == int(rollout.episodes.lengths.sum()) + sum(tokens)
+    d = rollout.measured.logprobs - rollout.measured.ref_logprobs
+    for row in range(8):
+        n = int(rollout.episodes.lengths[row])
+        score = float(rollout.scores.proxy[row]) if rollout.episodes.ended[row] else -1.0
+        wanted = score - 0.3 * float(d[row, :n].sum()) - worth[row // each]
+        assert float(rollout.advantages[row, 0]) == pytest.approx(wanted, abs=1e-4)
+
+
+def test_the_share_of_prompts_whose_responses_have_one_score_is_said(tmp_path: Path) -> None:
+    """Where every response is cut, all have the score of a missing EOS, whatever KL penalty each pays in its score."""
+    one = trainer(tmp_path, **{**preset("grpo"), "train__response_length": 1, "kl__place": "score"})
+    with torch.no_grad():
+        one.actor.lm.get_output_embeddings().weight.mul_(0.5)
+    rollout = one._rollout()
+    assert rollout.metrics["objective/non_score_reward"] != 0
+    final = torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0).view(-1, 4)
+    equal = [len(set(row)) == 1 for row in final.tolist()]
+    assert rollout.metrics["objective/equal_groups"] == sum(equal) / len(equal) > 0

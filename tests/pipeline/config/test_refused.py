@@ -1,0 +1,214 @@
+"""Settings that do not go together are refused in one line with the reason; their neighbours are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import smoke
+
+from pipeline.config.loading import load_config, parse_set
+from pipeline.errors import UserError
+from pipeline.training.rounds import last_update
+
+Changes = dict[str, Any]
+INSULTS: Changes = {"data.builtin.insults": 0.5, "judge.also": {"harmless": {"kind": "harmless"}}}
+TWO: Changes = {
+    **INSULTS,
+    "reward.kind": "composite",
+    "reward.parts": {
+        "helpful": {"kind": "learned"},
+        "harmless": {"kind": "learned", "preferences": "judge:harmless", "weight": 0.0},
+    },
+}
+GROUPS: dict[str, Changes] = {
+    "": {},
+    "LOCAL": {"data.source": "local", "data.local.path": "/reviews"},
+    "PAIRWISE": {"reward.kind": "pairwise", "reward.against": "reference"},
+    "FROM_REWARD": {"critic.kind": "separate", "critic.init": "reward"},
+    "INSULTS": INSULTS,
+    "TWO": TWO,
+    "FLOOR": {**TWO, "floor.part": "harmless"},
+    "ONE_PART": {"reward.kind": "composite", "reward.parts": {"one": {"kind": "learned"}}},
+    "PAIRWISE_PART": {"reward.kind": "composite", "reward.parts": {"good": {"kind": "pairwise"}}},
+    "LABELLED_PART": {
+        "reward.kind": "composite",
+        "reward.parts": {"good": {"kind": "learned", "preferences": "labels"}},
+    },
+    "SEEN": {"judge.also": {"x": {"kind": "harmless"}}},
+    "GRAMMAR": {"judge.also": {"x": {"kind": "grammar"}}},
+    "WEIGHTLESS": {"reward.kind": "composite", "reward.parts": {"a": {"kind": "lexicon", "weight": 0}}},
+    "IDLE_PART": {"reward.kind": "composite", "reward.parts": {"a": {"kind": "lexicon", "ocr": {"blur": 1}}}},
+}
+"""Settings that have no short form."""
+REFUSED = """
+algorithm.ratio=none | ratio 'none' leaves trust_region 'clip' nothing to bound; use trust_region: none
+algorithm.ratio=none algorithm.trust_region=cispo | leaves trust_region 'cispo' nothing to bound
+algorithm.ratio=none algorithm.trust_region=trpo | leaves trust_region 'trpo' nothing to bound
+algorithm.ratio=sequence_sum | needs one advantage for a whole response, and advantage 'gae' gives every token
+algorithm=reinforce_pp algorithm.ratio=sequence_sum | gives every token its own; use ratio: token or none
+algorithm=rloo kl.place=reward | in the reward gives every token its own; use kl.place: score or loss
+algorithm=gspo algorithm.clip.epsilon=0.2 | clip.epsilon 0.2 never clips a ratio that is averaged over a response
+algorithm=gspo algorithm.clip.epsilon_high=0.2 | clip.epsilon 0.2 never clips a ratio that is averaged
+algorithm=grpo train.responses_per_prompt=1 | so it needs at least 2
+algorithm=grpo train.responses_per_prompt=5 | batch_size 64 is no multiple of responses_per_prompt
+algorithm=reinforce train.num_epochs=2 | does not correct a second pass over a rollout, and train.num_epochs is 2
+algorithm=a_star_po train.num_epochs=2 kl.group=clause | does not correct a second pass over a rollout
+algorithm=grpo critic.kind=shared | critic.kind 'shared' is not for advantage 'group_norm'
+algorithm=a_star_po critic.kind=shared | critic.kind 'shared' is not for advantage 'v_star'
+algorithm=best_of_n critic.kind=shared | critic.kind 'shared' is not for advantage 'none': use none
+algorithm=a_star_po algorithm.v_star.samples=17 | is more than values.samples 16; raise the latter to at least 17
+algorithm=rloo algorithm.trust_region=kl_penalty | bounds the KL per token, and ratio 'sequence_sum' is that of a whole
+algorithm=vine_ppo replay.share=0.5 | needs values in every episode, and replay.share is 0.5; use 1
+kl.place=margin | kl.place 'margin' is the beta of a loss of pairs, and algorithm.trust_region is 'clip'
+algorithm=dpo kl.place=loss | kl.place 'loss' does not fit; use kl.place: margin, or algorithm: dpo
+algorithm=dpo algorithm.advantage=rloo | 'rloo' does not fit; use algorithm.advantage: preference
+algorithm=ipo algorithm.aggregation=constant | algorithm.aggregation 'constant' does not fit
+algorithm=ipo algorithm.ratio=token | compares whole responses, and ratio is 'token'; use sequence
+algorithm=dpo train.responses_per_prompt=4 | advantage 'preference' is of pairs; use 2
+algorithm=dpo algorithm.whiten_advantages=true | destroys these signs; use false
+algorithm=dpo kl.beta=0 | weighs its margin by kl.beta, which must stay above 0; it goes through 0
+algorithm=online_dpo kl.control=linear | which must stay above 0; it goes through 0.05, 0
+algorithm=dpo reward.kind=lexicon | that a reward was learned from, and reward.kind is 'lexicon'
+algorithm=dpo algorithm.target_kl=0.02 | it would freeze the policy near the reference
+algorithm=ipo kl.hinge=0.02 | kl.hinge 0.02 bounds what is measured on rollouts
+algorithm=dpo reward.preferences=labels LOCAL | 'labels' pairs reviews that have nothing else in common
+algorithm=dpo train.frozen_dtype=bf16 | train.frozen_dtype 'bf16' rounds the reference, and train.data 'pairs'
+train.data=pairs | train.data 'pairs' needs a loss of pairs, and algorithm.trust_region is 'clip'
+algorithm=dpo train.num_mini_batches=64 | and a mini-batch has 1 episodes
+algorithm=trpo critic.kind=shared | would move the values of a shared critic too
+algorithm=trpo critic.vf_coef=0 | and critic.vf_coef 0 does not train it
+algorithm=grpo algorithm.trust_region=trpo | use advantage: gae and critic.kind: separate
+algorithm=trpo kl.place=loss kl.group=clause | is of several; use kl.group: token, or kl.place: reward
+algorithm=trpo adapter.kind=lora adapter.quantize=4bit | needs forward-mode derivatives, which adapter.quantize '4bit'
+algorithm=grpo kl.loss_estimator=ratio_k3 kl.group=sentence | weighs k3 by the ratio of a token, and group is 'sentence'
+kl.group=clauses | kl.group = 'clauses': must be 'token', 'clause', 'sentence' or 'sequence'
+algorithm.whiten_rewards=true critic.pretraining_steps=8 | the critic has score units (critic.pretraining_steps)
+algorithm.whiten_rewards=true critic.target=replay | the critic has score units (critic.target 'replay')
+algorithm.whiten_rewards=true FROM_REWARD | the critic has score units (critic.init 'reward')
+critic.warmup_steps=2048 | critic.warmup_steps 2048 leaves the policy none of train.steps 2048; use fewer
+evaluate.best_of=0 | evaluate.best_of = 0: must be greater than 0
+evaluate.prompts=2048 | evaluate.prompts 2048 is more than data.heldout_prompts 1024; raise the latter
+evaluate.texts=1025 | it needs data.heldout_prompts to be at least evaluate.texts; change that
+runtime.processes=3 | runtime.processes 3 does not divide a mini-batch of 16 episodes
+algorithm=grop | did you mean 'grpo'
+entropy.control=adaptive | coef 0 stays 0 with control: adaptive, which multiplies it; start above 0
+entropy.coef=0.1 entropy.control=piecewise | stages and control: piecewise need each other
+entropy.stages=[[0.5,0.1]] | stages and control: piecewise need each other
+entropy.control=piecewise entropy.stages=[[0.5,0.1],[0.5,0.2]] | stages: the fractions [0.5, 0.5] must rise
+entropy.coef=-0.1 | entropy.coef = -0.1: must be greater than or equal to 0
+entropy.coef=0.1 entropy.control=adaptive entropy.adaptive.target=0 | entropy.adaptive.target = 0: must be greater
+entropy.coef=1 entropy.control=adaptive entropy.adaptive.horizon=12 | lets one rollout take entropy.coef to 0 or below
+kl.control=adaptive kl.adaptive.horizon=12 | kl.adaptive.horizon 12 lets one rollout take beta to 0 or below
+algorithm=best_of_n entropy.coef=0.1 | entropy.coef = 0.1 has no effect while algorithm.advantage is none
+algorithm=best_of_n train.steps=64 | train.steps = 64 has no effect while algorithm.advantage is none
+algorithm=best_of_n runtime.device=cuda runtime.offload_reference=true | runtime.offload_reference = true has no effect
+reward.kind=pairwise | reward.kind 'pairwise' compares two answers, and reward.against is 'none'
+PAIRWISE_PART | reward.parts.good.kind 'pairwise' compares two answers, and reward.against is 'none'
+PAIRWISE reward.pairwise.dimension=3 | reward.pairwise.dimension = 3: must be a multiple of 2
+PAIRWISE reward.learned.ensemble=3 | by their scores, and kind 'pairwise' has none
+reward.against=reference reward.learned.ensemble=3 | a score less that of opponents, and against is 'reference'
+reward.against=refrence | did you mean 'reference'?
+reward.against=policy | the opponent is the policy that a round began with, and here is one round
+PAIRWISE FROM_REWARD | needs a reward that is a network with a score, reward.kind is 'pairwise'
+reward.against=reference FROM_REWARD | critic.init 'reward' starts the critic at the reward model's score
+reward.learned.ensemble=2 FROM_REWARD | critic.init 'reward' needs one reward model, reward.learned.ensemble is 2
+reward.learned.trunk=scratch FROM_REWARD | needs a reward model of the policy's shape, reward.learned.trunk is 'scratch'
+reward.learned.ensemble=2 reward.learned.combine=worst_k | worst_k 2 must be below ensemble 2
+reward.learned.trunk=scratch reward.learned.scratch.heads=7 | must be an even multiple of heads 7
+reward.kind=cycle | reward.kind = 'cycle': must be 'learned', 'pairwise'
+reward.kind=ocrr | or package.module:Class for a class of your own; did you mean 'ocr'?
+reward.kind=classifier | kind: classifier needs classifier.model; set it to a hub id or a local folder
+reward.kind=composite | kind: composite needs parts; for example parts:
+WEIGHTLESS | parts: every weight is 0, so there is nothing to learn
+IDLE_PART | reward.parts.a.ocr has no effect while reward.parts.a.kind is lexicon
+TWO reward.parts.x.weight=1 | reward.parts.x.weight: there is no 'x' to change; there are: helpful, harmless
+judge.kind=cycle LOCAL | judge.kind 'cycle' understands only built-in reviews, data.source is 'local'
+LOCAL GRAMMAR | judge.also.x 'grammar' understands only built-in reviews
+LOCAL reward.kind=harmless | reward.kind 'harmless' understands only built-in reviews
+judge.kind=helpful | judge.kind 'helpful' is about insults, and data.builtin.insults is 0
+SEEN | judge.also.x 'harmless' is about insults
+INSULTS reward.preferences=judge:harmles | judge.also has no 'harmles'; did you mean 'harmless'?
+reward.preferences=judge:x | reward.preferences 'judge:x': judge.also has no 'x'; there are: none
+reward.preferences='judge:' | must be judge, judge:NAME, labels, or the path
+reward.preferences=labels | preferences 'labels' need labelled texts, data.source is 'builtin'
+TWO floor.part=harmles | floor.part 'harmles': reward.parts has none of that name; did you mean
+floor.part=x | there are: none, since reward.kind is not composite
+ONE_PART floor.part=one | floor.part 'one' is the only part of the reward
+FLOOR floor.weight=11 | floor.weight 11 is above floor.max_weight 10
+FLOOR algorithm=a_star_po | use scores that were made before it
+data.builtin.insults=1.5 | data.builtin.insults = 1.5: must be less than or equal to 1
+data.source=local | source 'local' needs data.local.path
+data.source=hub | source 'hub' needs data.hub.name
+data.source=hub data.hub.name=a/b data.hub.revision=main | hub.revision 'main' does not pin 'a/b'
+data.prompt_length=[8,3] | the range [8, 3] is empty
+data.prompt_unit=tokens data.prompt_length=[8,200] | prompt_length [8, 200] goes beyond 128 tokens
+adapter.quantize=4bit | without an adapter none is frozen; set adapter.kind: lora
+adapter.kind=lora adapter.frozen_layers=1 | frozen_layers and kind: lora exclude each other
+reward.learned.ranked=1 | reward.learned.ranked = 1: must be greater than or equal to 2
+reward.learned.ranked=200 | one ranking makes 19900 pairs, and reward.learned.pairs is 8192
+reward.learned.ranked=4 reward.learned.rounds=2 | rounds 2 collects pairs, and reward.learned.ranked is 4
+LOCAL reward.learned.ranked=3 reward.preferences=labels | 'labels' pairs a positive with a negative review
+LOCAL LABELLED_PART reward.learned.ranked=4 | reward.parts.good.preferences 'labels' pairs
+reward.learned.ranked=3 judge.kind=cycle | the preferences of judge.kind 'cycle' are no order
+PAIRWISE reward.learned.ranked=3 reward.learned.ranking_loss=plackett_luce | needs a score of each answer
+reward.learned.rounds=3 | reward.learned.rounds 3 does not divide reward.learned.pairs 8192
+reward.learned.rounds=256 | does not divide the 128 updates of train.steps 2048, which are those of all rounds
+reward.learned.rounds=2 critic.pretraining_steps=8 | needs samples that one reward has scored
+reward.learned.rounds=2 algorithm=a_star_po | algorithm.advantage 'v_star' needs samples that one reward has scored
+reward.learned.rounds=2 FROM_REWARD | critic.init 'reward' needs one reward for the whole training
+reward.learned.rounds=2 algorithm=best_of_n | it needs an algorithm that takes gradient steps
+reward.learned.rounds=0 | reward.learned.rounds = 0: must be greater than 0
+"""
+ALLOWED = """
+PAIRWISE
+PAIRWISE algorithm=dpo
+PAIRWISE judge.kind=cycle
+PAIRWISE_PART reward.against=reference
+reward.kind=lexicon reward.against=reference
+algorithm=dpo runtime.device=cuda runtime.offload_reference=true
+algorithm=trpo kl.group=clause
+algorithm=a_star_po train.num_epochs=2
+reward.kind=lexicon reward.preferences=judge
+reward.kind=mine:Short reward.settings={longest:3}
+"""
+
+
+def changes(text: str) -> Changes:
+    found: Changes = {}
+    for word in text.split():
+        found |= GROUPS[word] if word in GROUPS else parse_set([word])
+    return found
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_what_does_not_go_together_is_refused_in_one_line(case: str) -> None:
+    settings, _, says = case.partition(" | ")
+    with pytest.raises(UserError) as error:
+        load_config("tiny", changes(settings))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", ALLOWED.strip().splitlines())
+def test_what_goes_together_is_allowed(case: str) -> None:
+    load_config("tiny", changes(case))
+
+
+def test_a_ranking_counts_as_its_pairs() -> None:
+    assert (smoke().reward.learned.comparisons, smoke().reward.learned.rankings) == (1, 256)
+    four = smoke(reward__learned__ranked=4).reward.learned
+    assert (four.comparisons, four.rankings) == (6, 42)
+    assert smoke(reward__learned__ranked=4, reward__learned__batch_size=64).reward.learned.rankings_in_step == 10
+    assert smoke(reward__learned__ranked=9, reward__learned__batch_size=8).reward.learned.rankings_in_step == 1
+
+
+def test_rounds_split_the_updates_evenly_and_lose_none() -> None:
+    assert (smoke().rounds, smoke(reward__learned__rounds=4).rounds) == (1, 4)
+    assert [last_update(128, number, 4) for number in range(5)] == [0, 32, 64, 96, 128]
+
+
+def test_reviews_that_insult_have_a_judge_who_understands_it() -> None:
+    kinds = {"grammar": {}, "helpful": INSULTS}
+    assert {kind: load_config("tiny", own).gold.kind for kind, own in kinds.items()} == {kind: kind for kind in kinds}
+    assert load_config("tiny", {**INSULTS, "judge.kind": "grammar"}).gold.kind == "grammar"

@@ -1,0 +1,205 @@
+"""Rankings through the stage `reward`: whose answers are ranked, what is held out, and what others learn from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+from torch import Tensor
+
+from pipeline.errors import UserError
+from pipeline.models.policy import Episodes
+from pipeline.rewards.base import Completions
+from pipeline.rewards.learned_settings import LearnedSettings
+from pipeline.rewards.pair_responses import RESPONSES
+from pipeline.rewards.preferences import judged_rankings, split_prompts
+from pipeline.rewards.settings import RewardConfig
+from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
+from pipeline.stages.sources import check_sources, scorers_and_pairs
+from pipeline.trial import run_trial
+
+FOUR: dict[str, Any] = {"reward__learned__ranked": 4}
+
+
+class Points:
+    """The text is the score."""
+
+    networks = ()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        return torch.tensor([float(text) for text in completions.texts])
+
+
+def numbered(rows: Tensor, label: str, seed: int) -> Completions:
+    """Answers whose text and first token are a number of their own, to prompts that are the number of a row."""
+    numbers = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+    ones = torch.ones(len(rows), 1, dtype=torch.bool)
+    episodes = Episodes(torch.stack([rows, numbers], 1), ones, ones, ones[:, 0])
+    return Completions(episodes, [f"{row}" for row in rows.tolist()], [f"{number}" for number in numbers.tolist()])
+
+
+def test_the_judge_ranks_answers_to_one_prompt() -> None:
+    cfg = RewardConfig(learned=LearnedSettings(ranked=4, pairs=50, heldout_pairs=6, label_noise=0.0))
+    pairs, gold, temperature = judged_rankings(numbered, Points(), 12, cfg)
+    assert temperature == 0.0
+    assert (pairs.train, len(pairs.first_wins)) == (8 * 6, 8 * 6 + 6)
+    ranked = pairs.to_learn()
+    tokens = torch.stack([answers.query_responses for answers in ranked.answers], 1)  # (n, 4, 2)
+    assert tokens.shape == (8, 4, 2)
+    assert (tokens[:, 1:, 0] == tokens[:, :1, 0]).all(), "one prompt"
+    assert (tokens[:, :-1, 1] > tokens[:, 1:, 1]).all(), "best first"
+    assert ranked.order.tolist() == [[0, 1, 2, 3]] * 8
+    train, heldout = pairs.halves()
+    assert pairs.first_wins[train].all()
+    assert (gold.gap[train] > 0).all()
+    assert ((gold.gap > 0) == pairs.first_wins)[heldout].all()
+    assert 0 < int(pairs.first_wins[heldout].sum()) < 6, "either answer may be the better one"
+    rows = split_prompts(12, cfg)
+    assert [int(prompt) for prompt in pairs.first.prompts[heldout]] == rows[50:].tolist()
+    assert not set(pairs.first.prompts[heldout]) & set(pairs.first.prompts[train])
+    assert gold.first.tolist() == [float(text) for text in pairs.first.texts]
+    assert gold.second.tolist() == [float(text) for text in pairs.second.texts]
+    assert pairs.first.prompts == pairs.second.prompts
+
+
+def test_a_noisy_judge_errs_by_the_spread_of_his_points() -> None:
+    cfg = RewardConfig(learned=LearnedSettings(ranked=3, pairs=30_000, heldout_pairs=10_000, label_noise=0.5))
+    pairs, gold, temperature = judged_rankings(numbered, Points(), 40, cfg)
+    points = torch.arange(30_000 + 20_000).double()
+    assert temperature == pytest.approx(0.5 * float(points.std(correction=0)), rel=1e-5)
+    train, heldout = pairs.halves()
+    for part in (train, heldout):
+        wanted = torch.sigmoid(gold.gap[part].abs().double() / temperature).mean()
+        found = ((gold.gap > 0) == pairs.first_wins)[part].double().mean()
+        assert float(found) == pytest.approx(float(wanted), abs=0.015)
+
+
+def test_answers_and_errors_are_of_the_seed_of_the_pairs_and_each_answer_errs_on_its_own() -> None:
+    drawn: list[tuple[str, int]] = []
+
+    def same(rows: Tensor, label: str, seed: int) -> Completions:
+        drawn.append((label, seed))
+        return numbered(rows, label, 0)
+
+    def orders(seed: int = 0, pairs_seed: int = 0) -> tuple[list[list[int]], list[bool]]:
+        cfg = RewardConfig(
+            learned=LearnedSettings(ranked=3, pairs=1_200, heldout_pairs=600, label_noise=10.0, pairs_seed=pairs_seed),
+            seed=seed,
+        )
+        pairs, _, _ = judged_rankings(same, Points(), 900, cfg)
+        best = pairs.to_learn().answers[0].query_responses[:, 1]
+        return best.tolist(), pairs.first_wins[1_200:].tolist()
+
+    one, other_model, other_pairs = orders(), orders(seed=1), orders(pairs_seed=1)
+    assert one == other_model
+    assert one[0] != other_pairs[0]
+    assert one[1] != other_pairs[1]
+    assert drawn == [("rankings", 0), ("rankings", 0), ("rankings", 1)]
+    # Held-out labels have noise that no training answer has: among judges who nearly guess, the same noise of the first
+    # 1,200 answers would put the same pairs in the same order.
+    cfg = RewardConfig(learned=LearnedSettings(ranked=2, pairs=600, heldout_pairs=600, label_noise=1e6))
+    pairs, _, _ = judged_rankings(same, Points(), 900, cfg)
+    train, heldout = pairs.halves()
+    texts = {text: row for row, text in enumerate(numbered(torch.arange(2_400), "", 0).texts)}
+    first_of_two = [texts[text] % 2 == 0 for text in pairs.first.texts[train]]
+    agree = sum(a == b for a, b in zip(first_of_two, pairs.first_wins[heldout].tolist(), strict=True))
+    assert 240 < agree < 360
+
+
+@pytest.fixture(scope="module")
+def ranked(smoke_layout: Layout) -> TrialOutcome:
+    return run_trial(smoke(algorithm="dpo", **FOUR), smoke_layout, Recorder())
+
+
+def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(ranked: TrialOutcome) -> None:
+    assert ranked.status == "complete"
+    reward = ranked.artifacts["reward"]
+    assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (42, 252)
+    table = pd.read_parquet(reward.path / "pairs.parquet")
+    train = table[~table["heldout"]]
+    assert len(train) == 252
+    assert train["first_wins"].all()
+    assert set(train.groupby(train.index // 6)["prompt"].nunique()) == {1}
+    responses = pd.read_parquet(reward.path / RESPONSES)
+    assert len(responses) == 2 * 252
+    assert "accuracy_gold" in reward.meta
+
+
+def test_both_losses_and_both_counts_make_rewards_of_their_own(smoke_layout: Layout, ranked: TrialOutcome) -> None:
+    other = run_trial(
+        smoke(**FOUR, reward__learned__ranking_loss="plackett_luce"), smoke_layout, Recorder(), until="reward"
+    )
+    one, two = (outcome.artifacts["reward"] for outcome in (ranked, other))
+    assert one.key != two.key
+    heads = [(artifact.path / "head.safetensors").read_bytes() for artifact in (one, two)]
+    assert heads[0] != heads[1]
+    assert (one.path / RESPONSES).read_bytes() == (two.path / RESPONSES).read_bytes(), "the same rankings"
+
+
+def write(path: Path, n: int = 60, **changes: Any) -> Path:
+    row = {"completions": [" was good.", " was fine.", " was bad."], "ranks": [1, 2, 3], **changes}
+    path.write_text("".join(json.dumps({"prompt": f"Film {i}", **row}) + "\n" for i in range(n)))
+    return path
+
+
+def test_a_file_of_rankings(tmp_path: Path, smoke_layout: Layout) -> None:
+    path = write(tmp_path / "rankings.jsonl")
+    changes = {"reward__preferences": str(path), "reward__learned__ranked": 3, "reward__learned__heldout_pairs": 15}
+    reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
+    assert (reward.meta["train_rankings"], reward.meta["train_pairs"], reward.meta["heldout_pairs"]) == (54, 162, 15)
+    table = pd.read_parquet(reward.path / "pairs.parquet")
+    shown = set(zip(table["first"], table["second"], strict=True))
+    good, fine, bad = " was good.", " was fine.", " was bad."
+    assert shown == {(good, fine), (good, bad), (fine, bad)}
+    held = table[table["heldout"]]
+    assert held.groupby("prompt").size().tolist() == [3] * 5
+    assert not set(held["prompt"]) & set(table[~table["heldout"]]["prompt"])
+
+
+def test_comparisons_of_one_ranking_without_a_prompt_are_no_independent_evidence(
+    tmp_path: Path, smoke_layout: Layout
+) -> None:
+    path, words = tmp_path / "rankings.jsonl", ("good", "fine", "bad")
+    rows = [{"prompt": "", "completions": [f"It was {w} {i}." for w in words], "ranks": [1, 2, 3]} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {
+        "reward__preferences": str(path),
+        "reward__learned__ranked": 3,
+        "reward__learned__heldout_pairs": 15,
+        "reward__learned__pairs": 30,
+    }
+    reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
+    assert (reward.meta["heldout_pairs"], reward.meta["heldout_prompts"]) == (15, 5)
+    assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (10, 30), "30 pairs are asked for, of 162"
+
+
+def test_a_bad_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    path = write(tmp_path / "rankings.jsonl", ranks=[1, 1, 2])
+    layout = Layout(tmp_path / "out")
+    with pytest.raises(UserError, match=r"rankings\.jsonl, line 1: ranks \[1, 1, 2\] must be"):
+        run_trial(smoke(reward__preferences=str(path), reward__learned__ranked=3), layout, Recorder())
+    assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_a_file_of_rankings_without_their_size_is_named_for_what_it_is(tmp_path: Path) -> None:
+    path = write(tmp_path / "rankings.jsonl")
+    with pytest.raises(UserError, match=r"holds rankings; set reward\.learned\.ranked to the number of"):
+        check_sources(smoke(reward__preferences=str(path)), ["reward"])
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"prompt": "a", "good": "b", "bad": "c"}\n')
+    with pytest.raises(UserError, match="no column 'chosen'"):
+        check_sources(smoke(reward__preferences=str(other)), ["reward"])
+
+
+def test_another_file_is_another_reward(tmp_path: Path) -> None:
+    path = write(tmp_path / "rankings.jsonl")
+    config = smoke(reward__preferences=str(path), reward__learned__ranked=3)
+    before = scorers_and_pairs(config)
+    write(path, ranks=[3, 2, 1])
+    assert scorers_and_pairs(config) != before

@@ -1,0 +1,215 @@
+"""A general preference model against opponents under the cyclic judge, for real on the smoke profile: what the stages
+leave, who pays, and that a lost or foreign table is an error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+from tinynets import network
+
+from pipeline.data.endings import circle, ending
+from pipeline.data.prompt_set import PromptSet
+from pipeline.data.semantics import judge
+from pipeline.errors import UserError
+from pipeline.forecast.shapes import ForecastSubject, Shape
+from pipeline.forecast.work import asked, asked_hours
+from pipeline.models.out_of_memory import Room
+from pipeline.models.policy import Episodes
+from pipeline.models.sampling import tokenize_prompts
+from pipeline.resources.ledger import Ledger
+from pipeline.rewards import opponents
+from pipeline.rewards.base import Completions
+from pipeline.rewards.opponents import OPPONENTS, read_opponents, save_opponents, tables
+from pipeline.rewards.stored import reward_of
+from pipeline.run.layout import Layout
+from pipeline.run.outcome import TrialOutcome
+from pipeline.run.store import Artifact
+from pipeline.trial import ADDED_UP, run_trial
+
+CPU, ROOM = torch.device("cpu"), Room("rows", 64)
+SETTINGS: dict[str, Any] = {
+    "reward__kind": "pairwise",
+    "reward__against": "reference",
+    "reward__opponents": 2,
+    "judge__kind": "cycle",
+}
+
+
+@pytest.fixture(scope="module")
+def outcome(smoke_layout: Layout) -> TrialOutcome:
+    return run_trial(smoke(**SETTINGS), smoke_layout, Recorder())
+
+
+@pytest.fixture(scope="module")
+def kept(outcome: TrialOutcome) -> pd.DataFrame:
+    return pd.read_parquet(outcome.artifacts["reward"].path / OPPONENTS)
+
+
+def texts_of(outcome: TrialOutcome) -> list[str]:
+    prompts = outcome.artifacts["prompts"]
+    return [*PromptSet.load(prompts, "train").texts, *PromptSet.load(prompts, "heldout").texts]
+
+
+def answers(outcome: TrialOutcome, prompts: list[str], texts: list[str]) -> Completions:
+    """Any responses; the tokens are those of the texts."""
+    tokenizer = PromptSet.load(outcome.artifacts["prompts"], "train").tokenizer
+    ids, mask = tokenize_prompts(tokenizer, prompts)
+    grid = torch.full((len(prompts), 8), 5)
+    grid[:, 0] = torch.arange(len(prompts)) + 6
+    whole = torch.ones(len(prompts), 8, dtype=torch.bool)
+    return Completions(Episodes(torch.cat([ids, grid], 1), mask, whole, whole[:, 0]), prompts, texts)
+
+
+def test_every_prompt_has_its_opponents_once(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
+    different = list(dict.fromkeys(texts_of(outcome)))
+    assert kept["prompt"].tolist() == [prompt for prompt in different for _ in range(2)]
+    assert kept["draw"].tolist() == [0, 1] * len(different)
+    assert {len(numbers) for numbers in kept["numbers/reward"]} == {5}
+    first, second = kept["completion"][::2].tolist(), kept["completion"][1::2].tolist()
+    assert np.mean([a != b for a, b in zip(first, second, strict=True)]) > 0.9
+
+
+def test_no_other_sample_is_an_opponent(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
+    known = set(zip(kept["prompt"], kept["completion"], strict=True))
+    folder = outcome.artifacts["reward"].path
+    pairs, samples = (pd.read_parquet(folder / name) for name in ("pairs.parquet", "reference_samples.parquet"))
+    draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet")
+    calibration = samples[samples["source"] == "calibration"]
+    for table, column in ((pairs, "first"), (pairs, "second"), (calibration, "completion"), (draws, "completion")):
+        again = [row in known for row in zip(table["prompt"], table[column], strict=True)]
+        assert np.mean(again) < 0.05
+
+
+def test_the_reward_is_the_mean_probability_of_beating_them(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
+    proxy = reward_of(outcome.artifacts["reward"], CPU, ROOM)
+    prompts = [kept["prompt"][0], kept["prompt"].iloc[-1]]  # one to train on, one held out
+    batch = answers(outcome, prompts, ["", ""])
+    calibrated = proxy.parts["reward"]
+    win = (calibrated(batch) * calibrated.std + calibrated.mean).tolist()
+    assert all(0 < share < 1 for share in win)
+    numbers = calibrated.raw._numbers(batch).double().numpy()  # type: ignore[attr-defined]
+    for row, prompt in enumerate(prompts):
+        shares = []
+        for theirs in kept.loc[kept["prompt"] == prompt, "numbers/reward"]:
+            (s, *v), (t, *w) = numbers[row], theirs
+            logit = s - t + v[0] * w[1] - v[1] * w[0] + v[2] * w[3] - v[3] * w[2]
+            shares.append(1 / (1 + np.exp(-logit)))
+        assert win[row] == pytest.approx(np.mean(shares), abs=1e-5)
+    with pytest.raises(UserError, match=r"no opponents for the prompt 'Not a prompt'"):
+        proxy(answers(outcome, ["Not a prompt"], [""]))
+
+
+def test_a_calibrated_reward_has_mean_0_on_the_reference(outcome: TrialOutcome) -> None:
+    samples = pd.read_parquet(outcome.artifacts["reward"].path / "reference_samples.parquet")
+    proxy = samples.loc[samples["source"] == "calibration", "proxy"]
+    assert proxy.mean() == pytest.approx(0, abs=1e-5)
+    assert proxy.std(ddof=0) == pytest.approx(1, abs=1e-5)
+
+
+def test_records_hold_points_and_endings_and_wins_follow_both(outcome: TrialOutcome) -> None:
+    draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet")
+    table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
+    for row in table.head(20).to_dict("records"):
+        mine = judge(row["prompt"], row["policy_completion"])
+        assert (row["policy_gold"], row["policy_ending"]) == (-2.0 * mine.faults, ending(mine))
+        theirs = [
+            judge(row["prompt"], text) for text in draws.loc[draws["prompt_id"] == row["prompt_id"], "completion"]
+        ]
+        gaps = [2.0 * (one.faults - mine.faults) + circle(ending(mine), ending(one)) for one in theirs]
+        assert row["win"] == np.mean([(np.sign(gap) + 1) / 2 for gap in gaps])
+        assert row["tie"] == np.mean([gap == 0 for gap in gaps])
+    assert outcome.summary["eval/gold"] == pytest.approx(table["policy_gold"].mean())
+
+
+def test_the_accuracy_of_the_reward_model_is_in_the_summary(outcome: TrialOutcome) -> None:
+    meta = outcome.artifacts["reward"].meta
+    assert outcome.summary["eval/reward_accuracy"] == meta["accuracy_gold"]
+    assert 0 < meta["accuracy_gold"] < 1
+
+
+def test_the_trial_pays_for_its_opponents(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
+    own = json.loads((outcome.artifacts["reward"].path / "log" / "opponents.json").read_text("utf-8"))
+    training = json.loads((outcome.artifacts["train"].path / "log" / "cost.json").read_text("utf-8"))
+    assert len(kept) < own["generated_tokens"] <= 16 * len(kept)
+    assert own["generate_tflop"] > 0
+    assert own["score_tflop"] > 0
+    for key in ADDED_UP:
+        assert outcome.cost[f"opponents_{key}"] == own[key]
+        assert outcome.cost[key] == pytest.approx(training[key] + own[key])
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompts = ["one", "two", "three"]
+    numbers = {"good": torch.randn(3, 2, generator=generator), "wide": torch.randn(3, 2, 5, generator=generator)}
+    ones = torch.ones(3, 1, dtype=torch.bool)
+    episodes = Episodes(torch.zeros(3, 2, dtype=torch.long), ones, ones, ones.squeeze(1))
+    drawn = [Completions(episodes, prompts, [f"{draw}{row}" for row in range(3)]) for draw in range(2)]
+    save_opponents(tmp_path, drawn, numbers)
+    frame = pd.read_parquet(tmp_path / OPPONENTS)
+    assert frame["completion"].tolist() == ["00", "10", "01", "11", "02", "12"]
+    found, expected = read_opponents(tmp_path), tables(prompts, numbers)
+    for part, table in expected.items():
+        assert found[part].keys() == table.keys()
+        for prompt in prompts:
+            assert torch.equal(found[part][prompt], table[prompt])
+
+
+class _Prompts:
+    """Two sets of prompts with one text in common."""
+
+    tokenizer = None
+    token_ids = {"eos_id": 1, "pad_id": 0}  # noqa: RUF012
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = texts
+
+    @classmethod
+    def load(cls, prompts: Artifact, name: str) -> _Prompts:
+        return cls({"train": ["a", "b", "a"], "heldout": ["b", "c"]}[name])
+
+
+def drawn_with(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[Completions], Ledger]:
+    monkeypatch.setattr(opponents, "PromptSet", _Prompts)
+    rows = {"a": [2, 3], "b": [4, 5], "c": [6, 7]}
+    whole = torch.ones(3, 2, dtype=torch.bool)
+    monkeypatch.setattr(
+        opponents, "tokenize_prompts", lambda _, texts: (torch.tensor([rows[text] for text in texts]), whole)
+    )
+    monkeypatch.setattr(
+        opponents.Completions, "of", lambda _, episodes, prompts: Completions(episodes, prompts, [""] * len(prompts))
+    )
+    cfg = smoke(**{**SETTINGS, **settings})
+    nothing: Any = None
+    ledger = Ledger()
+    found = opponents.draw_opponents(network("qwen2"), cfg, nothing, ROOM, ledger, lambda draw: None)
+    return found, ledger
+
+
+def test_more_opponents_begin_with_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    two, ledger = drawn_with(monkeypatch)
+    three, _ = drawn_with(monkeypatch, reward__opponents=3)
+    assert [one.prompts for one in three] == [["a", "b", "c"]] * 3
+    for few, many in zip(two, three[:2], strict=True):
+        assert torch.equal(few.episodes.query_responses, many.episodes.query_responses)
+    assert not torch.equal(three[1].episodes.query_responses, three[2].episodes.query_responses)
+    assert ledger.generated_tokens == sum(int(one.episodes.lengths.sum()) for one in two)
+    other, _ = drawn_with(monkeypatch, reward__seed=1)
+    assert not torch.equal(two[0].episodes.query_responses, other[0].episodes.query_responses)
+
+
+def test_the_plan_charges_for_as_many_as_there_are() -> None:
+    shape = Shape(700, 96, 2, 96, 192, 200_000, 4_000, 200_000, 1_000, 67_200, 4_000.0, 2_000.0)
+    settings = SETTINGS, {**SETTINGS, "reward__opponents": 4}, {}
+    trials = [ForecastSubject(smoke(**changes), shape, on_card=False) for changes in settings]
+    two, four, none = (asked_hours(trial, asked(trial.config)["opponents"]) for trial in trials)
+    assert two > 0
+    assert four == pytest.approx(2 * two, rel=0.05)
+    assert none == 0.0

@@ -1,0 +1,65 @@
+"""The pairs that a reward was learned from, as others learn from them; for real, on the smoke profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Recorder, smoke
+
+from pipeline.data.prompt_set import PromptSet
+from pipeline.errors import UserError
+from pipeline.models.policy import Episodes, response_mask
+from pipeline.models.sampling import decode
+from pipeline.rewards.pair_responses import RESPONSES, read_responses, response_table
+from pipeline.run.layout import Layout
+from pipeline.trial import run_trial
+
+
+def test_tokens_come_back_as_they_were_with_the_preferred_response_first(tmp_path: Path) -> None:
+    first = Episodes(
+        torch.tensor([[0, 5, 7, 8, 1], [3, 4, 9, 0, 0]]), torch.tensor([[False, True], [True, True]]),
+        response_mask(torch.tensor([3, 1]), 3), torch.tensor([True, False]),
+    )  # fmt: skip
+    second = Episodes(
+        torch.tensor([[0, 5, 6, 1], [3, 4, 2, 2]]), torch.tensor([[False, True], [True, True]]),
+        response_mask(torch.tensor([2, 2]), 2), torch.tensor([True, False]),
+    )  # fmt: skip
+    response_table(first, second, torch.tensor([False, True])).to_parquet(tmp_path / RESPONSES)
+    read = read_responses(tmp_path, pad=0)
+    assert read.query_responses.tolist() == [[0, 5, 6, 1, 0], [0, 5, 7, 8, 1], [3, 4, 9, 0, 0], [3, 4, 2, 2, 0]]
+    assert read.query_mask.tolist() == [[False, True], [False, True], [True, True], [True, True]]
+    assert (read.lengths.tolist(), read.ended.tolist()) == ([2, 3, 1, 2], [True, True, False, False])
+
+
+def test_pairs_without_a_common_prompt_are_refused(tmp_path: Path) -> None:
+    query_mask, ended = torch.ones(1, 1, dtype=torch.bool), torch.tensor([True])
+    first, second = (
+        Episodes(torch.tensor([[opening, 1]]), query_mask, response_mask(torch.tensor([1]), 1), ended)
+        for opening in (5, 6)
+    )
+    response_table(first, second, torch.tensor([True])).to_parquet(tmp_path / RESPONSES)
+    with pytest.raises(UserError, match="and 1 of 1 given pairs have no prompt, or one that was cut"):
+        read_responses(tmp_path, pad=0)
+
+
+@pytest.mark.parametrize("name", ["dpo", "online_dpo"])
+def test_a_trial_learns_from_pairs(smoke_layout: Layout, name: str) -> None:
+    outcome = run_trial(smoke(algorithm=name), smoke_layout, Recorder())
+    assert (outcome.status, outcome.steps) == ("complete", 32)
+    metrics = pd.read_parquet(outcome.artifacts["train"].path / "metrics.parquet")
+    assert {"pairs/accuracy", "objective/kl_per_token"} <= set(metrics)
+    assert (outcome.cost["generated_tokens"] == 0) == (name == "dpo")
+
+
+def test_the_stored_pairs_are_those_that_were_labelled(smoke_layout: Layout) -> None:
+    artifacts = run_trial(smoke(), smoke_layout, Recorder(), until="reward").artifacts
+    folder, tokenizer = artifacts["reward"].path, PromptSet.load(artifacts["prompts"], "train").tokenizer
+    table = pd.read_parquet(folder / "pairs.parquet")
+    table = table[~table["heldout"]]
+    texts = decode(tokenizer, read_responses(folder, tokenizer.pad_token_id))
+    wins = table["first_wins"]
+    assert texts[::2] == table["first"].where(wins, table["second"]).tolist()
+    assert texts[1::2] == table["second"].where(wins, table["first"]).tolist()

@@ -1,0 +1,220 @@
+"""What rollouts and steps record: by hand, unbiased by enumeration, and blind to padding."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import trial_config
+from hypothesis import given
+from hypothesis import strategies as st
+from naive import drawn, prefix
+from tinytrial import CLOSES, moved, preset, rows_of, trainer
+from torch import Tensor
+
+from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
+from pipeline.models import lm_head as head_module
+from pipeline.models.policy import Episodes, to_grid
+from pipeline.training.experience import Experience, Measured
+from pipeline.training.judging import Scores, final_scores
+from pipeline.training.parts.registry import parts_of
+from pipeline.training.rollout import drift_metrics, reward_metrics, sampling_metrics
+from pipeline.training.surrogate import surrogate_term
+from pipeline.training.token_stats import token_stats
+from pipeline.training.update import step_metrics
+
+LOG2 = math.log(2)
+
+
+def f64(*xs: float) -> Tensor:
+    return torch.tensor(xs, dtype=torch.float64)
+
+
+def test_step_metrics_by_hand() -> None:
+    """Ratios 2 and 1/2; the reference agrees with the old policy on the first token, with the new on the second."""
+    old, ref, new = f64(-1.0 - LOG2, -1.0), f64(-1.0 - LOG2, -1.0 - LOG2), f64(-1.0, -1.0 - LOG2)
+    rows = rows_of(old, prefix([[1, 2]]), ref, f64(1.0, -1.0))
+    metrics = step_metrics(rows, new)
+    assert metrics["policy/ratio"].tolist() == pytest.approx([2.0, 0.5])
+    assert metrics["policy/approxkl"].tolist() == pytest.approx([LOG2**2 / 2] * 2)
+    # k3 of old against new, whose samples these are: d = -log 2 and log 2, so 2 - 1 - log 2 and 1/2 - 1 + log 2.
+    assert metrics["policy/approxkl_k3"].tolist() == pytest.approx([1 - LOG2, LOG2 - 0.5])
+    # Reference KL of the new policy, weighted by its ratio: 2 log 2 and 0.
+    assert metrics["policy/kl_ref_per_token"].tolist() == pytest.approx([2 * LOG2, 0.0])
+    sums = surrogate_term(rows, torch.tensor(2), 1, trial_config()).sums(new)
+    assert sums["policy/pg_loss"].tolist() == pytest.approx([-1.2, 0.8])
+    assert sums["policy/pg_clipfrac"].tolist() == [True, True]
+
+
+logits = st.integers(2, 5).flatmap(
+    lambda size: st.tuples(*[st.lists(st.floats(-2, 2), min_size=size, max_size=size)] * 3)
+)
+
+
+@given(triple=logits)
+def test_step_metrics_are_unbiased_by_enumeration(triple: tuple[list[float], ...]) -> None:
+    """Each token of a small vocabulary once, weighted by the probability with which the behaviour policy samples it."""
+    new, old, ref = (torch.log_softmax(f64(*one), -1) for one in triple)
+    metrics = step_metrics(rows_of(old, torch.ones(1, len(old), dtype=torch.bool), ref), new)
+    mean = {name: float((old.exp() * column).sum()) for name, column in metrics.items()}
+    kl = [float((p.exp() * (p - q)).sum()) for p, q in ((new, ref), (old, new))]
+    assert mean["policy/ratio"] == pytest.approx(1.0)
+    assert mean["policy/kl_ref_per_token"] == pytest.approx(kl[0], abs=1e-12)
+    assert mean["policy/approxkl_k3"] == pytest.approx(kl[1], abs=1e-12)
+
+
+def test_a_beta_in_the_reward_is_divided_by_the_std_of_the_advantages_and_one_in_the_loss_is_not() -> None:
+    """gamma 0 and no critic: an advantage is score - beta d, whitened. In the gradient, d then weighs beta / std."""
+    beta, mask = 0.05, torch.ones(1, 6, dtype=torch.bool)
+    score, d = f64(0.3, -0.2, 0.1, 0.0, 0.2, -0.1), f64(1.0, -0.5, 2.0, 0.25, -1.0, 0.5)
+    plain, old = score - beta * d, -torch.ones(6, dtype=torch.float64)
+    std = float(masked_var(plain, mask[0]).sqrt())
+
+    def gradient(advantages: Tensor, kl_coef: float, place: str) -> Tensor:
+        cfg, new = trial_config(kl__place=place, kl__beta=kl_coef), old.clone().requires_grad_()
+        rows = rows_of(old, mask, old - d, advantages)
+        terms = [surrogate_term(rows, torch.tensor(6), 1, cfg), parts_of(cfg)["kl"].loss(rows)]
+        losses = [term.loss(slice(None), new, lambda: new).sum() for term in terms if term]
+        return torch.autograd.grad(torch.stack(losses).sum(), new)[0]
+
+    in_reward = gradient(masked_whiten(plain, mask[0]), beta, "reward")
+    scores_alone = (score - plain.mean()) / std
+    torch.testing.assert_close(gradient(scores_alone, beta / std, "loss"), in_reward, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(gradient(scores_alone, beta, "loss"), in_reward, rtol=0.1)
+
+
+# --- a rollout ---------------------------------------------------------------------------------------------
+
+
+def experience(pad: int = 0) -> Experience:
+    """Responses of 2 and 1 tokens; grids are 0 on padding, tokens there are arbitrary."""
+    mask = prefix([[1, 2], [3]], pad)
+    flat = ([-1.0, -2.0, -3.0], [-2.0, -1.5, -3.0], [0.5, 0.25, 0.0], [1.0, 2.0, 3.0])
+    grids = [to_grid(f64(*column), mask) for column in flat]
+    responses = torch.where(mask, torch.tensor([[7], [8]]), 5)
+    episodes = Episodes(
+        torch.cat([torch.tensor([[4], [4]]), responses], 1), torch.ones(2, 1).bool(), mask, torch.tensor([True, False])
+    )
+    return Experience(episodes, Measured(*grids, grids[3]), grids[3], grids[2], 0.1)
+
+
+def metrics_of(one: Experience) -> dict[str, float]:
+    scores = Scores(f64(2.0, 4.0), f64(1.0, 0.0), ["p"] * 2, ["t"] * 2, {"a": f64(1.0, 2.0)}, {"b": f64(0.0, 1.0)})
+    non_score = -0.1 * (one.measured.logprobs - one.measured.ref_logprobs)
+    return {
+        **drift_metrics(one.measured, one.episodes.response_mask),
+        **reward_metrics(scores, f64(2.0, -1.0), non_score),
+        **sampling_metrics(one.episodes, one.measured.ref_logprobs, one.measured),
+    }
+
+
+def test_rollout_metrics_by_hand() -> None:
+    # d = (1, -0.5) and (0): sums 0.5 and 0. Per token (1 - 0.5 + 0) / 3; k3 = (e^-1, e^0.5 - 1.5, 0) / 3.
+    expected = {
+        "objective/kl": 0.25,
+        "objective/kl_per_token": 0.5 / 3,
+        "objective/kl_k3_per_token": (math.exp(-1) + math.exp(0.5) - 1.5) / 3,
+        "objective/kl_exact_per_token": 0.25,
+        "objective/entropy": 3.0,  # sampled: (1 + 2) and 3, a sum per sequence
+        "objective/entropy_per_token": 2.0,  # exact: 1, 2 and 3, a mean per token
+        "objective/scores": 3.0,
+        "objective/scores_std": 1.0,  # biased
+        "objective/gold": 0.5,
+        "objective/non_score_reward": -0.025,  # -0.1 x 0.5 and 0
+        "objective/rlhf_reward": 0.475,  # final scores 2 and -1 (the second was cut), and the penalty
+        "objective/length": 1.5,
+        "objective/eos_rate": 0.5,
+        "objective/repetition": 0.0,
+        "objective/sampler_gap": 0.5,
+        "objective/sampler_ratio": (math.e + math.exp(-0.5) + 1) / 3,
+        "reward/a": 1.5,
+        "objective/gold/b": 0.5,
+    }
+    found = metrics_of(experience())
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("pad", [1, 5])
+def test_pad_columns_move_no_metric_of_a_rollout_and_reach_no_loss(pad: int) -> None:
+    """Even where the grids were not 0 on padding: only valid tokens are taken from them."""
+    wide, tight = experience(pad), experience()
+    assert metrics_of(wide) == pytest.approx(metrics_of(tight), rel=1e-12)
+    mask = wide.episodes.response_mask
+    spoilt = {name: torch.where(mask, grid, math.nan) for name, grid in vars(wide.measured).items() if grid is not None}
+    dirty = replace(wide, measured=Measured(**spoilt), advantages=torch.where(mask, wide.advantages, math.nan))
+    found, wanted = (next(one.micro_batches(2, torch.tensor([1, 0]))) for one in (dirty, tight))
+    for name in ("old_logprobs", "ref_logprobs", "advantages"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    assert wanted.old_logprobs.tolist() == [-3.0, -1.0, -2.0]
+
+
+def test_a_response_is_overlong_by_the_configured_length_and_not_by_the_longest_seen() -> None:
+    """The penalty of 2 grows from 10 tokens to 20."""
+    overlong = {"train__overlong_share": 0.5, "train__overlong_penalty": 2.0, "train__missing_eos": "none"}
+    train = trial_config(train__response_length=20, **overlong).train
+    found = final_scores(torch.zeros(3), torch.tensor([5, 12, 15]), torch.ones(3, dtype=torch.bool), train)
+    assert found.tolist() == pytest.approx([0.0, -0.4, -1.0])
+
+
+def test_the_series_of_a_penalty_on_groups_is_its_sum_over_groups_per_token(tmp_path: Path) -> None:
+    one = moved(trainer(tmp_path, kl__place="loss", kl__group="clause", kl__beta=0.3), 0.05)
+    rollout = one._rollout()
+    found = one.learner.accumulate(rollout, torch.arange(8))["policy/kl_loss"]
+    total, d = 0.0, rollout.measured.logprobs - rollout.measured.ref_logprobs
+    for row in range(8):
+        n, whole = int(rollout.episodes.lengths[row]), 0.0
+        for place in range(n):
+            whole += float(d[row, place])
+            if CLOSES["clause"][rollout.episodes.responses[row, place]] or place == n - 1:
+                total, whole = total + 0.3 * whole**2 / 2, 0.0
+    assert found == pytest.approx(total / int(rollout.episodes.lengths.sum()), rel=1e-4)
+
+
+def test_a_penalty_on_groups_in_the_reward_is_that_of_the_tokens_put_elsewhere(tmp_path: Path) -> None:
+    found = {}
+    for credit in ("shared", "last"):
+        knobs = {"kl__group": "clause", "kl__group_credit": credit, "kl__beta": 0.3, **preset("reinforce_pp")}
+        knobs |= {"algorithm__whiten_advantages": False}
+        found[credit] = moved(trainer(tmp_path / credit, **knobs), 0.05)._rollout()
+    first, last = (found[credit].advantages for credit in ("shared", "last"))
+    torch.testing.assert_close(first[:, 0], last[:, 0])  # rewards to go from the first token are all of them
+    assert not torch.allclose(first, last)
+
+
+# --- over the vocabulary -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_exact_statistics_by_chunks_equal_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Against the definitions in float64 on the whole (tokens, vocabulary) table, at a temperature."""
+    monkeypatch.setattr(head_module, "chunk_tokens", lambda *_: chunk)
+    n, width, vocab = 7, 4, 9
+
+    class Network(torch.nn.Module):
+        config = type("Config", (), {"vocab_size": vocab})
+
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(width, vocab)
+            self.head.weight.data = drawn(vocab, width, seed=seed, dtype=torch.float32)
+
+        def get_output_embeddings(self) -> torch.nn.Linear:
+            return self.head
+
+    nets = [Network(seed) for seed in range(2)]
+    hiddens, labels = [drawn(n, width, seed=seed, dtype=torch.float32) for seed in (5, 6)], torch.arange(n)
+    stats = token_stats(nets[0], hiddens[0], nets[1], hiddens[1], labels, 0.7)
+    with torch.no_grad():
+        pi, ref = (
+            torch.softmax((h.double() @ net.head.weight.double().T + net.head.bias.double()) / 0.7, -1)
+            for h, net in zip(hiddens, nets, strict=True)
+        )
+    close = {"rtol": 1e-5, "atol": 1e-6}  # fp32: a few units of 1.2e-7 on numbers up to about 10
+    torch.testing.assert_close(stats.logprobs.double(), pi[range(n), labels].log(), **close)
+    torch.testing.assert_close(stats.ref_logprobs.double(), ref[range(n), labels].log(), **close)
+    torch.testing.assert_close(stats.kl.double(), (pi * (pi / ref).log()).sum(-1), **close)
+    torch.testing.assert_close(stats.entropy.double(), -(pi * pi.log()).sum(-1), **close)

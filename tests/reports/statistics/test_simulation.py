@@ -1,0 +1,164 @@
+"""The simulation of `make coverage` applies the functions of the reports, and its committed tables are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from simulation import equal_drift, families, intervals
+from simulation.__main__ import main
+from simulation.intervals import KINDS, SPREADS, Scenario, tables, truth
+
+from reports.statistics import coverage, two_level
+from reports.statistics.contrast import against, conjunction, decide
+from reports.statistics.coverage import ARMS, RARE, REPLICATES, RESULTS, coverage_with, largest, published
+from reports.statistics.matched_kl import WIDEST
+
+FAILS = {RARE: 0.70, "sd 1": 0.91}
+"""How far below 93 % the coverage of a mean goes: seeds that agree do not show the one that drops, and rates near 1
+are skewed where seeds differ by a standard deviation over prompts."""
+ERROR = (0.05 * 0.95 / REPLICATES) ** 0.5
+
+
+def generator(start: int, design: Scenario) -> np.random.Generator:
+    numbers = (KINDS.index(design.kind), list(SPREADS).index(design.spread), design.seeds, design.prompts)
+    return np.random.default_rng([start, *numbers])
+
+
+@pytest.mark.parametrize(
+    ("kind", "spread"), [*product(KINDS, ["sd 0.2"]), ("score", "heavy tails"), ("rate 0.95", RARE)]
+)
+def test_the_truth_is_the_mean_of_many_tables(kind: str, spread: str) -> None:
+    design = Scenario(kind, spread, 200, 20)
+    means = two_level.linear(*tables(np.random.default_rng(0), design, 40)).mean((-1, -2)).mean(1)
+    assert means.mean() == pytest.approx(truth(design), abs=4 * means.std() / 40**0.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cell_counts_what_the_functions_of_the_reports_give(kind: str) -> None:
+    design, replicates = Scenario(kind, "sd 0.2", 3, 128), 25
+    found = intervals.simulate(design, replicates)["chosen"]
+    top, bottom = tables(generator(20_260_101, design), design, replicates)
+    known, counts = truth(design), np.zeros(3)
+    for number in range(replicates):
+        (base, under), *arms = [
+            (top[number, arm], None if bottom is None else bottom[number, arm]) for arm in range(ARMS + 1)
+        ]
+        alone = two_level.rate(base) if kind.startswith("rate") else two_level.mean(base, under)
+        assert alone.low is not None
+        assert alone.high is not None
+        effects = [two_level.difference(arm, base, below, under) for arm, below in arms]
+        outcomes = {one.outcome for one in two_level.verdicts(effects, [None] * ARMS, maximize=True)}
+        false = bool(outcomes & {"better", "worse"})
+        counts += (alone.low <= known <= alone.high, not effects[0].excludes_zero, false)
+    shares = (found.mean_coverage, found.difference_coverage, found.family_wise_error)
+    assert shares == pytest.approx(tuple(counts / replicates))
+
+
+def test_families_count_what_the_functions_of_the_reports_give() -> None:
+    """Tables with the shifts added, one replicate at a time."""
+    design, replicates = Scenario("score", "sd 0.05", 5, 512), 20
+    found = {row.family: row.corrected for row in families.simulate(design, replicates)}
+    top, _ = tables(generator(20_260_202, design), design, replicates, 19)
+    margin, counts = families.MARGINS["score"], np.zeros(3)
+
+    def higher(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[bool, float | None]:
+        return conjunction([against(two_level.difference(arm, base), "higher") for arm, base in pairs])
+
+    for arms in top:
+        effects = [two_level.difference(arm + margin, arms[0]) for arm in arms[1:12]]
+        tested = two_level.verdicts(effects, [margin] * 11, maximize=True)
+        alone = [higher([(arms[at + 1], arms[at])]) for at in range(0, 20, 2)]
+        orders = [higher([(arms[at + 1], arms[at]), (arms[at + 2], arms[at + 1])]) for at in range(0, 18, 3)]
+        counts[0] += any(one.p_equivalence is not None and one.p_equivalence < 0.05 for one in tested)
+        counts[1:] += [any(word != "UNDECIDED" for word, _ in decide(tests)) for tests in (alone, orders)]
+    keys = ("11 arms at the margin", "10 higher, no effect", "6 orders of 3, no effect")
+    assert [found[key] for key in keys] == pytest.approx((counts / replicates).tolist())
+
+
+@pytest.mark.parametrize("design", [Scenario("score", "sd 0.2", 3, 128), Scenario("rate 0.95", "sd 0.05", 1, 128)])
+def test_the_committed_intervals_are_those_of_the_present_code(design: Scenario) -> None:
+    committed = next(cell for cell in published() if astuple(cell)[:4] == astuple(design))
+    found = intervals.simulate(design, REPLICATES)["chosen"]
+    assert astuple(found)[4:] == pytest.approx(astuple(committed)[4:], rel=0.011, abs=0.0011)
+
+
+@pytest.mark.slow
+def test_the_committed_families_are_those_of_the_present_code() -> None:
+    committed = [row for row in coverage.families() if (row.kind, row.spread, row.seeds) == ("score", "sd 0.05", 3)]
+    for row, found in zip(committed, families.simulate(Scenario("score", "sd 0.05", 3, 512), REPLICATES), strict=True):
+        assert astuple(row)[:6] == astuple(found)[:6]
+        assert astuple(row)[6:] == pytest.approx(astuple(found)[6:], abs=0.0021)
+
+
+def test_every_design_is_committed_and_covers_as_stated() -> None:
+    assert [astuple(cell)[:4] for cell in published()] == [astuple(design) for design in intervals.designs()]
+    assert {cell.replicates for cell in published()} == {REPLICATES}
+    for cell in published():
+        if cell.seeds >= 2:
+            assert cell.family_wise_error <= 0.05 + 3 * ERROR, cell
+        if cell.seeds >= 3:
+            assert cell.difference_coverage >= 0.93 - 2 * ERROR, cell
+            assert cell.mean_coverage >= FAILS.get(cell.spread, 0.93 - 2 * ERROR), cell
+
+
+def test_with_the_correction_false_verdicts_are_as_rare_as_stated_and_without_it_they_are_not() -> None:
+    """Differences and equivalence are two families of 5 % each; arms at 0 and at the margin are in both."""
+    found = {(row.kind, row.spread, row.seeds, row.prompts) for row in coverage.families()}
+    assert found == {astuple(design) for design in families.designs()}
+    for family, (before, after) in largest().items():
+        kinds = 2 if family == "2 arms at 0, 2 at the margin" else 1
+        assert after <= kinds * 0.05 + 3.5 * ERROR, family
+        assert before > 0.1, family
+
+
+def test_a_number_of_seeds_has_the_range_of_the_next_lower_one() -> None:
+    assert [coverage_with(seeds).seeds for seeds in (1, 2, 4, 5, 9, 64)] == [1, 2, 3, 5, 5, 10]
+    own = [cell for cell in published() if cell.seeds == 3 and cell.spread != RARE]
+    usual = [share for cell in own for share in (cell.mean_coverage, cell.difference_coverage)]
+    assert (coverage_with(3).lowest, coverage_with(3).highest) == (min(usual), max(usual))
+
+
+def bias_bound(arms: int) -> float:
+    """Half a point of win rate, or of two arms around a maximum the part of its rise that the curve cuts off."""
+    cut = ((WIDEST**0.5 - 1) / (WIDEST**0.5 + 1)) ** 2
+    return 0.005 if arms > 2 else cut * (equal_drift.LAWS["peaks"](np.sqrt(5.74)).item() - 0.5)
+
+
+def test_comparisons_at_equal_drift_are_unbiased_and_cover() -> None:
+    """Read at the mean KL, the curve of the law that peaks is 2.1 points too high at this scatter (n = 958 studies)."""
+    found = equal_drift.simulate((5, "peaks", 0.6, 3), 100)
+    assert abs(found.bias) < 0.005 + 4 * found.bias_error
+    assert 4 * found.bias_error < 0.012
+    rows = pd.read_csv(RESULTS.with_name("equal_drift.csv"))
+    assert list(rows[["arms", "law", "scatter", "seeds"]].itertuples(index=False, name=None)) == equal_drift.designs()
+    assert (rows["bias"].abs() < rows["arms"].map(bias_bound)).all()
+    assert rows["coverage"].min() > 0.93
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("design", equal_drift.designs())
+def test_comparisons_at_equal_drift_cover_whatever_the_law(design: equal_drift.Design) -> None:
+    """400 studies have a standard error of 1.1 points of coverage at 95 %."""
+    found = equal_drift.simulate(design, 400)
+    assert abs(found.bias) < bias_bound(design[0]) + 4 * found.bias_error
+    assert found.coverage > 0.91
+
+
+@pytest.mark.slow
+def test_the_command_writes_what_the_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = [Scenario("score", "equal", 3, 128), Scenario("rate 0.95", "sd 1", 1, 128)]
+    monkeypatch.setattr(intervals, "designs", lambda: few)
+    monkeypatch.setattr(families, "designs", lambda: few[:1])
+    monkeypatch.setattr(equal_drift, "designs", lambda: [(5, "peaks", 0.1, 3)])
+    main(["--replicates", "20", "--jobs", "1", "--out", str(tmp_path)])
+    for name in ("coverage", "candidates", "families", "equal_drift"):
+        committed, written = (pd.read_csv(folder / f"{name}.csv") for folder in (RESULTS.parent, tmp_path))
+        assert list(written.columns) == list(committed.columns), name
+    rows = coverage._read(tmp_path / "coverage.csv", coverage.Coverage)
+    assert rows == [intervals.simulate(design, 20)["chosen"] for design in few]

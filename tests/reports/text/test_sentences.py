@@ -1,0 +1,313 @@
+"""The sentences of the page: every number is the finding's, every arm stands under its own verdict, and a warning
+appears where it applies and nowhere else. How a sentence is worded is not tested."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports.findings.findings import Effect, Findings, analyse
+from reports.findings.matched_kl import Left, MatchedKL
+from reports.findings.recommendation import Recommendation
+from reports.records.load import StudyRecords, load_records
+from reports.records.searches import SearchResult
+from reports.statistics.coverage import coverage_with
+from reports.statistics.two_level import Estimate
+from reports.text.answer import Answer, answer, claim_sentence
+from reports.text.drift import at_equal_drift, left_out, not_compared
+from reports.text.health import health_sentence
+from reports.text.hypotheses import verdict_sentence
+from reports.text.say import say
+from reports.text.words import percent, signed
+from studies.claims.symptoms import ArmHealth
+from studies.definition.search import Tried
+
+if TYPE_CHECKING:
+    from tests.reports.conftest import Builder
+
+ARMS = {"beta_0": 0.0, "beta_0.05": 0.05, "beta_0.2": 0.2}
+WHOLE: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 64, "prompts": 24, "arms": ARMS}
+WIN = "eval/win_rate"
+
+
+def said(build: Builder, folder: Path, **shape: Any) -> Answer:
+    built = build(folder, **{**WHOLE, **shape})
+    records = load_records(built.folder, built.study)
+    return answer(records, analyse(records))
+
+
+def changed(findings: Findings, **fields: Any) -> Findings:
+    """The same findings with other fields in every effect on the objective."""
+    return replace(findings, effects=tuple(replace(e, **fields) if e.metric == WIN else e for e in findings.effects))
+
+
+def of(*arms: str) -> tuple[tuple[str, int], ...]:
+    return tuple((arm, seed) for arm in arms for seed in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ({"diverged": of(*ARMS)}, ["diverged (6 of 6)"]),
+        ({"missing": of(*ARMS)}, ["no answer yet", "6 missing"]),
+        ({"failed": of(*ARMS)}, ["no answer yet", "6 failed"]),
+        ({"diverged": of("beta_0.05")}, ["The baseline beta_0.05", "(2 diverged)", "win rate"]),
+        ({"missing": of("beta_0.05")}, ["The baseline beta_0.05", "(2 not run)", "win rate"]),
+        (
+            {"diverged": of("beta_0"), "missing": (("beta_0.2", 1), ("beta_0.05", 0))},
+            ["beta_0 has no evaluated trial (2 diverged)", "beta_0.2 shares no evaluated seed", "1 of 2 seeds × 24"],
+        ),
+    ],
+)
+def test_without_anything_to_compare(build: Builder, tmp_path: Path, shape: dict[str, Any], words: list[str]) -> None:
+    sentence = said(build, tmp_path, seeds=(0, 1), **shape).sentence
+    assert [word for word in words if word not in sentence] == [], sentence
+
+
+def test_every_arm_stands_once_under_its_own_verdict_with_its_numbers(
+    records: StudyRecords, findings: Findings
+) -> None:
+    words = {"better": "better than", "worse": "worse than", "equivalent": "equivalent to", "undecided": "undecided"}
+    for first in range(4):
+        outcomes = itertools.islice(itertools.cycle(words), first, None)
+        effects = tuple(replace(e, outcome=next(outcomes)) if e.metric == WIN else e for e in findings.effects)
+        sentence = answer(records, replace(findings, effects=effects)).sentence
+        for effect in effects[:3]:
+            assert effect.estimate
+            assert sentence.count(f"{effect.arm} (") == 1
+            after = sentence[sentence.index(f"{effect.arm} (") :]
+            assert after.startswith(f"{effect.arm} ({signed(effect.estimate, WIN)}; ")
+            assert (
+                min((after.find(word), outcome) for outcome, word in words.items() if word in after)[1]
+                == effect.outcome
+            )
+        assert sentence.count("the baseline beta_0.05") == 1
+        for sample in ("2 of 3 seeds × 200 prompts, 1 diverged", "2 of 3 seeds × 200 prompts, 1 not run",
+                       "3 seeds × 200 prompts, 1 ended by a cap"):  # fmt: skip
+            assert sentence.count(sample) == 1
+
+
+def test_differences_that_do_not_matter_are_called_so(records: StudyRecords, findings: Findings) -> None:
+    assert " within 0.050." in answer(records, changed(findings, outcome="equivalent", smallest=0.05)).sentence
+    small = changed(findings, outcome="worse", smallest=0.07, p_equivalence=0.01)
+    assert "is below 0.070, the smallest that matters" in answer(records, small).sentence
+    assert "smallest" not in answer(records, changed(small, p_equivalence=0.1)).sentence
+
+
+def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, findings: Findings) -> None:
+    one = findings.effects_on(WIN)[0]
+    effects = tuple(
+        replace(one, arm=f"arm-{n}", estimate=Estimate(-n / 100, -n / 100 - 0.01, -0.001, 3, 200, "student"))
+        for n in range(1, 8)
+    )
+    arms = (*findings.arms, *(replace(findings.arm(one.arm), arm=effect.arm) for effect in effects))
+    sentence = answer(records, replace(findings, effects=effects, arms=arms, power=())).sentence
+    ends = ["7 arms", "−0.070 [−0.080, −0.001] (arm-7)", "−0.010 [−0.020, −0.001] (arm-1)", "worse than"]
+    assert [words for words in ends if words not in sentence] == []
+    assert "arm-4" not in sentence
+    untested = answer(records, changed(findings, outcome="not estimable")).sentence
+    assert "not tested against the baseline beta_0.05" in untested
+    assert all(untested.count(f"{arm} (") == 1 for arm in ("beta_0", "beta_0.01", "beta_0.2"))
+
+
+def test_a_search_names_what_it_confirmed(records: StudyRecords, findings: Findings) -> None:
+    trials = tuple(Tried(n, f"search-00{n}", {"kl.beta": 0.03125678}, "complete", {}, True, 64) for n in range(4))
+    for confirmed, words in (({}, ["4 configurations", "none"]), ({"c": 2}, ["4 conf", "c (kl.beta 0.03126)"])):
+        sentence = answer(records, replace(findings, search=SearchResult(trials, (2,), confirmed))).sentence
+        assert all(word in sentence for word in words)
+
+
+def test_a_baseline_without_a_name_is_named_by_its_values(build: Builder, tmp_path: Path) -> None:
+    arms = {"baseline": {}, "beta=0.2": {"kl.beta": 0.2, "algorithm.gae_lambda": 1.0}}
+    assert (
+        "(beta 0.05, gae_lambda 0.95)" in said(build, tmp_path, seeds=(0, 1), arms=arms, baseline="baseline").sentence
+    )
+
+
+def caveats(records: StudyRecords, findings: Findings, word: str) -> list[str]:
+    return [text for text in answer(records, findings).caveats if word in text]
+
+
+def test_few_seeds_come_with_the_coverage_that_was_simulated(build: Builder, tmp_path: Path) -> None:
+    for seeds in (1, 2, 3, 4):
+        known, found = coverage_with(seeds), said(build, tmp_path / str(seeds), seeds=tuple(range(seeds)))
+        covered = f"{percent(known.lowest)} to {percent(known.highest)} % in simulation"
+        assert sum(covered in caveat for caveat in found.caveats) == (seeds < 4)
+        assert ("single seed" in found.sentence) == (seeds == 1)
+    found = said(build, tmp_path / "shared", seeds=(0, 1, 2), missing=(("beta_0.05", 0), ("beta_0", 1)))
+    assert any("shares only one with the baseline" in caveat for caveat in found.caveats)
+
+
+def test_mixed_machines_are_warned_of(records: StudyRecords, findings: Findings) -> None:
+    def kinds(*machines: dict[str, str]) -> list[str]:
+        cells = zip(itertools.cycle(machines), records.records.items(), strict=False)
+        other = {cell: one.model_copy(update={"environment": {**one.environment, **m}}) for m, (cell, one) in cells}
+        return caveats(replace(records, records=other), findings, "different machines")
+
+    epyc, xeon = {"processor": "EPYC", "instruction_set": "AVX2"}, {"processor": "Xeon", "instruction_set": "AVX512"}
+    card = {"device": "Tesla T4, 14.6 GiB"}
+    assert kinds({}) == kinds(epyc) == kinds(epyc, {}) == kinds(epyc | card, xeon | card) == []
+    assert "(EPYC, AVX2; Xeon, AVX512)" in kinds(epyc, xeon)[0]
+    assert "(EPYC, AVX2; Tesla T4, 14.6 GiB)" in kinds(epyc, xeon | card)[0]
+
+
+def test_undecided_comes_with_the_difference_that_could_have_been_missed(
+    records: StudyRecords, findings: Findings
+) -> None:
+    silent = {effect.arm for effect in findings.effects_on(WIN) if effect.outcome == "undecided"}
+    worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable)
+
+    def found(**fields: Any) -> list[str]:
+        return caveats(records, replace(findings, power=(replace(worst, **fields),)), "80 % power")
+
+    (likely,) = found(detectable=0.3)
+    assert f"0.300 ({worst.arm})" in likely
+    assert f"0.050 takes about {worst.seeds_needed} seeds" in likely
+    assert "however large" in found(detectable=1.2)[0]
+    assert "no number of seeds" in found(seeds_needed=None, more_prompts=True)[0]
+    assert caveats(records, changed(findings, outcome="better"), "80 % power") == []
+
+
+def test_intervals_that_are_no_verdict_are_explained(records: StudyRecords, findings: Findings) -> None:
+    first = findings.effects_on(WIN)[0]
+    assert first.estimate
+
+    def told(effect: Effect) -> bool:
+        others = tuple(one for one in findings.effects if one is not first)
+        return bool(caveats(records, replace(findings, effects=(effect, *others)), f"{effect.arm} (p 0.071)"))
+
+    beside = replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
+    odd = replace(first, estimate=beside, p_holm=0.0712, outcome="undecided", p_equivalence=None)
+    assert told(odd)
+    assert not told(replace(odd, outcome="worse"))
+    assert not told(replace(odd, estimate=replace(beside, high=0.1)))
+    near = replace(first, smallest=10.0, outcome="undecided", p_holm=0.9, p_equivalence=0.0712)
+    assert told(near)
+    assert not told(replace(near, outcome="equivalent"))
+    assert not told(replace(near, smallest=1e-6))
+
+
+FORM = "  - {{name: form, claim: it holds, {}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ("metric: objective/gold, op: '<', threshold: 9, before_step: 32, relative_to: baseline",
+         ["4 of 4 trials (beta_0 and beta_0.2)", "step 0 ", "difference", "judge points"]),
+        ("metric: objective/length, op: '>', threshold: 0, before_step: 32, aggregation: mean, relative_to: baseline,"
+         " relative: ratio", ["mean ratio"]),
+        ("metric: eval/win_rate, op: '<', threshold: 1", ["6 of 6 trials", "at worst"]),
+        ("metric: eval/gold, op: '<', threshold: 99, bound: high", ["high end of the 95 % interval"]),
+        ("metric: eval/gold, op: '<', threshold: 99, bound: low, relative_to: baseline",
+         ["low end of the 95 % interval of the difference"]),
+        ("metric: objective/gold, op: '<', threshold: 9.0, before_step: 32, aggregation: mean", ["mean of"]),
+        ("metric: objective/gold, op: '>', threshold: -9.0, before_step: 32, aggregation: mean", ["mean of"]),
+    ],
+)  # fmt: skip
+def test_claims_of_every_form(build: Builder, tmp_path: Path, keys: str, words: list[str]) -> None:
+    built = build(tmp_path, **{**WHOLE, "seeds": (0, 1), "extra": FORM.format(keys)})
+    claim = analyse(load_records(built.folder, built.study)).claims[-1]
+    sentence = claim_sentence(claim)
+    assert [word for word in (*words, "is falsified") if word not in sentence] == [], sentence
+    if "step" not in sentence:
+        far = max if claim.falsifier.op.startswith(">") else min
+        worst = far(claim.verdicts, key=lambda verdict: verdict.value or 0.0)
+        assert f"({worst.arm} seed {worst.seed})" in sentence
+
+
+def test_a_claim_counts_its_trials_and_names_the_first_that_fell(findings: Findings) -> None:
+    (claim,) = findings.claims
+    fell = [one for one in claim.verdicts if one.outcome == "FALSIFIED"]
+    sentence = claim_sentence(claim)
+    first = min(one.step for one in fell if one.step is not None)
+    for words in (f"{len(fell)} of 12 trials", f"step {first:,} ", "survived in 3", "not tested in 2"):
+        assert words in sentence
+    assert "survived in all 12" in claim_sentence(replace(claim, outcome="SURVIVED"))
+    assert "not tested" in claim_sentence(replace(claim, outcome="NOT TESTED"))
+
+
+FOUND = Recommendation(
+    "best", Estimate(0.908, 0.894, 0.920, 5, 512, "hierarchical"), 3, ("next",), 0.0234, 0.05, (), (),
+    (10, 0.904), 0.898, 53.0,
+)  # fmt: skip
+
+
+def best(metric: str = WIN, **fields: Any) -> str:
+    drift = ("eval/kl_per_token", Estimate(0.248, 0.216, 0.281, 5, 512, "hierarchical"))
+    values = {"metric": metric, "maximize": True, "drift": drift, "samples": None, "diverged": 1}
+    return say("recommendation", "recommendation", found=replace(FOUND, **fields), **values)
+
+
+def test_the_best_setting_comes_with_interval_lead_cost_and_risk() -> None:
+    sentence, rest = best().split(". next")
+    assert sentence.startswith("Best setting: best")
+    for words in ("0.908 [0.894, 0.920]", "5 seeds × 512 prompts", "best by 2.3 points, below the 5 that matter"):
+        assert words in sentence
+    for words in ("0.248 [0.216, 0.281] nats per token", "53.0 s", "(10) reached 0.904", "below 0.898", "1 trial"):
+        assert words in rest
+    assert "best by 0.0234 judge points, below the 0.200 that matter" in best("eval/gold", smallest=0.2)
+    for without in ({"lead": 0.06}, {"lead": None}, {"lead": -0.01}, {"smallest": None}):
+        assert "best by" not in best(**without)
+
+
+def test_no_best_setting_is_named_that_no_comparison_carries() -> None:
+    tied = best(rivals=("a", "b"))
+    assert tied.startswith("No best setting can be named: best ")
+    assert "below the 5 that matter" in tied
+    assert "nats per token" not in tied
+    assert "better than each" in best(rivals=())
+
+
+DIFFERENCE = Estimate(-0.08, -0.27, 0.12, 5, 512, "hierarchical")
+ROW = MatchedKL(
+    "eval/gold", "curriculum", "fixed beta", Estimate(6.1, 5.9, 6.3, 5, 512, "hierarchical"), 5,
+    ("beta_0.2", "beta_0.05", "beta_0.01"), (), "", between=("beta_0.05", "beta_0.01"), difference=DIFFERENCE,
+    outcome="undecided",
+)  # fmt: skip
+
+
+def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
+    assert at_equal_drift([]) == ""
+    sentence = at_equal_drift([ROW])
+    numbers = (
+        "curriculum (−0.08 [−0.27, +0.12] at 6.10 nats per sequence, interpolated between beta_0.05 and beta_0.01; "
+    )
+    assert numbers + "5 seeds)" in sentence
+    assert "not distinguishable" in sentence
+    up, down = replace(ROW, outcome="better", difference=replace(DIFFERENCE, value=0.2)), replace(ROW, outcome="worse")
+    sentence = at_equal_drift([replace(up, arm="a"), replace(down, arm="b"), ROW, replace(up, metric="eval/proxy")])
+    places = [sentence.index(word) for word in ("a (", "above", "b (", "below", "curriculum (", "not distinguishable")]
+    assert places == sorted(places)
+    many = [replace(up, arm=f"arm-{n}", difference=replace(DIFFERENCE, value=n / 10)) for n in range(1, 8)]
+    assert [f"arm-{n} (" in at_equal_drift(many) for n in range(1, 8)] == [True, *[False] * 5, True]
+
+
+@pytest.mark.parametrize("why", ["beyond", "below", "few arms", "far apart", "not evaluated"])
+def test_arms_that_are_not_compared_come_with_the_reason(why: Left) -> None:
+    row = replace(ROW, arm="far", reason="few seeds", difference=None, left=dict.fromkeys(range(3), why))
+    words = {"few arms": "too few arms", "far apart": "factor of 2"}.get(why, why)
+    assert "3 of 5 seeds" in not_compared(row)
+    assert words in not_compared(row) == left_out(row)
+    assert f"far ({not_compared(row)})" in at_equal_drift([ROW, row])
+    some = replace(ROW, seeds=8, left={5: why, 6: "not evaluated"})
+    assert "5 of 8 seeds" in at_equal_drift([some])
+    alone = replace(row, reason="few arms", collapsed=("free",))
+    assert "free" in not_compared(alone)
+    assert "far and near" in at_equal_drift([alone, replace(alone, arm="near")])
+
+
+def test_health_counts_trials_by_arm() -> None:
+    assert health_sentence(()) == ""
+    ended = health_sentence([ArmHealth("a", 3, {}, (7,)), ArmHealth("b", 2, {})])
+    assert "5 trials judged" in ended
+    assert "1 of 5 trials: a (1 of 3)" in ended
+
+
+def test_a_study_without_hypotheses_says_so(records: StudyRecords) -> None:
+    assert "not machine-checked" in verdict_sentence(records.study, (), {})
+    assert "exploratory" in verdict_sentence(records.study.model_copy(update={"hypothesis": None}), (), {})
