@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -69,5 +70,6 @@ class Behaviour:
 
 Estimator = Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
 """From what was rolled out to advantages."""
-Surrogate = Callable[[Behaviour, Tensor, AlgorithmConfig], tuple[Tensor, dict[str, Tensor]]]
-"""From log-probs of now, (n,), to the policy's losses (n,), to be minimised, and what metrics average, (n,) each."""
+Surrogate = Callable[[Behaviour, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
+"""From log-probs of now, (n,), and the settings of the trust region to the policy's losses (n,), to be minimised, and
+what metrics average, (n,) each."""

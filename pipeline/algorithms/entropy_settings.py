@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import NonNegative, StrictlyPositive
+from pipeline.config.base import NonNegative, PartSettings, StrictlyPositive
 from pipeline.config.effects import Chosen, When
 from pipeline.schedule import Control
 from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Scheduled
@@ -24,7 +24,7 @@ class EntropyTarget(AdaptiveSettings):
     target: StrictlyPositive = Field(1.0, description="nats per token")
 
 
-class EntropyConfig(Scheduled):
+class EntropyConfig(Scheduled, PartSettings):
     """The bonus on the policy's entropy in the loss, and how its weight moves."""
 
     coef: Annotated[NonNegative, BEGINS] = Field(

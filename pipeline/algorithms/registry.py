@@ -1,32 +1,35 @@
-"""The values of ``algorithm.advantage`` and ``algorithm.trust_region``; named algorithms are presets of them
-(`pipeline.config.presets`)."""
+"""The code of an advantage and of a trust region, by their lines in `pipeline.algorithms.kinds`. Named algorithms are
+presets of them (`pipeline.config.presets`)."""
 
 from __future__ import annotations
 
-from pipeline.algorithms import baselines, surrogates
-from pipeline.algorithms.base import Estimator, Surrogate
-from pipeline.algorithms.gae import by_critic
-from pipeline.algorithms.replay import by_replay
+from collections.abc import Callable
+from pkgutil import resolve_name
 
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": by_critic,
-    "reinforce": baselines.batch_mean,
-    "rloo": baselines.rloo,
-    "group_mean": baselines.group_mean,
-    "group_norm": baselines.group_norm,
-    "group_mean_batch_std": baselines.group_mean_batch_std,
-    "remax": baselines.remax,
-    "reinforce_pp": baselines.rewards_to_go,
-    "v_star": baselines.against_v_star,
-    "replay": by_replay,
-    "preference": baselines.preference,
-}
+from torch import Tensor
 
-# dpo and ipo have none: their losses are of pairs (`pipeline.training.pairs`)
-SURROGATES: dict[str, Surrogate] = {
-    "clip": surrogates.clipped,
-    "cispo": surrogates.capped,
-    "none": surrogates.unbounded,
-    "kl_penalty": surrogates.unbounded,  # the penalty stands beside it: `pipeline.training.parts.old_kl`
-    "trpo": surrogates.unbounded,  # the step is bounded, not the loss: `pipeline.training.natural_step`
-}
+from pipeline.algorithms.base import Behaviour, Estimator, Surrogate
+from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
+from pipeline.config.algorithm import AlgorithmConfig
+from pipeline.config.effects import value_at
+
+Losses = Callable[[Behaviour, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""A surrogate with its settings."""
+
+
+def estimator_of(cfg: AlgorithmConfig) -> Estimator:
+    """The estimator of `algorithm.advantage`, which is not none."""
+    code = ADVANTAGES[cfg.advantage].code
+    assert code is not None
+    found: Estimator = resolve_name(code)
+    return found
+
+
+def surrogate_of(cfg: AlgorithmConfig) -> Losses:
+    """The surrogate of `algorithm.trust_region`; without a ratio -A log π, whose gradient is that of REINFORCE."""
+    if cfg.ratio == "none":
+        return lambda batch, new_logprobs: (-batch.advantages * new_logprobs, {})
+    region = TRUST_REGIONS[cfg.trust_region]
+    code: Surrogate = resolve_name(region.code)
+    settings = value_at(cfg, cfg.trust_region) if region.settings else None
+    return lambda batch, new_logprobs: code(batch, new_logprobs, settings)

@@ -10,26 +10,24 @@ from torch import Tensor
 from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.mathematics.kl import limited
 from pipeline.algorithms.mathematics.losses import capped_weight_loss, dual_clip, policy_loss
-from pipeline.config.algorithm import AlgorithmConfig
+from pipeline.algorithms.settings import CispoSettings, ClipSettings
 
 
-def clipped(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate, with ``dual_clip`` bounded from above too."""
-    loss, active = policy_loss(new_logprobs, batch.logprobs, batch.advantages, *cfg.clip.epsilons)
+def clipped(batch: Behaviour, new_logprobs: Tensor, clip: ClipSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate, with ``dual`` bounded from above too."""
+    loss, active = policy_loss(new_logprobs, batch.logprobs, batch.advantages, *clip.epsilons)
     metrics = {"policy/pg_clipfrac": active}
-    if cfg.clip.dual is not None:
-        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, cfg.clip.dual)
+    if clip.dual is not None:
+        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, batch.advantages, clip.dual)
     return loss, metrics
 
 
-def capped(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
+def capped(batch: Behaviour, new_logprobs: Tensor, cispo: CispoSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """CISPO: the capped ratio as a constant weight of the log-probability."""
-    loss, active = capped_weight_loss(new_logprobs, batch.logprobs, batch.advantages, cfg.cispo.cap)
+    loss, active = capped_weight_loss(new_logprobs, batch.logprobs, batch.advantages, cispo.cap)
     return loss, {"policy/pg_clipfrac": active}
 
 
-def unbounded(batch: Behaviour, new_logprobs: Tensor, cfg: AlgorithmConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """-A ratio; without a ratio -A log π, whose gradient is that of REINFORCE."""
-    if cfg.ratio == "none":
-        return -batch.advantages * new_logprobs, {}
+def unbounded(batch: Behaviour, new_logprobs: Tensor, settings: object) -> tuple[Tensor, dict[str, Tensor]]:
+    """-A ratio."""
     return -batch.advantages * limited(new_logprobs - batch.logprobs).exp(), {}

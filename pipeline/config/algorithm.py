@@ -6,18 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.algorithms.settings import (
-    ADAM_MOVES_THE_POLICY,
-    CispoSettings,
-    ClipSettings,
-    KlPenaltySettings,
-    TrpoSettings,
-    VStarSettings,
-)
-from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive
-from pipeline.config.effects import Always, Chosen, Config, When, setting
+from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
+from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
+from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, with_settings
+from pipeline.config.effects import Always, Chosen, Config, When, setting, value_at
 from pipeline.config.networks import FITTED_CRITIC, SEPARATE, TRAINED
-from pipeline.config.presets import ADVANTAGES, PAIRWISE, PRESETS
+from pipeline.config.presets import PRESETS
 
 COMMON_RATE = When(
     "algorithm.trust_region other than trpo, or a critic without critic.lr or critic.head_lr",
@@ -29,6 +23,8 @@ LARGEST_MEAN_CLIP = 0.02
 """Above it, a clip range on a response's mean ratio is one that was meant for tokens."""
 
 
+@with_settings(TRUST_REGIONS, Chosen("trust_region"))
+@with_settings(ADVANTAGES, Chosen("advantage"))
 class AlgorithmConfig(Section):
     """What the policy's loss is made of. An arm may write ``algorithm: grpo`` for ``algorithm.name: grpo``."""
 
@@ -36,7 +32,7 @@ class AlgorithmConfig(Section):
         "ppo", description="; ".join(f"{name}: {preset.summary}" for name, preset in PRESETS.items())
     )
     advantage: Annotated[Literal[tuple(ADVANTAGES)], Always()] = Field(  # type: ignore[valid-type]
-        "gae", description="; ".join(f"{name}: {need.summary}" for name, need in ADVANTAGES.items())
+        "gae", description="; ".join(f"{name}: {need.words}" for name, need in ADVANTAGES.items())
     )
     ratio: Literal["token", "sequence_mean", "sequence_sum", "none"] = Field(
         "token",
@@ -45,14 +41,8 @@ class AlgorithmConfig(Section):
             " mean), or the response's; none: no ratio, the gradient of the log-probability"
         ),
     )
-    trust_region: Literal["clip", "cispo", "none", "kl_penalty", "trpo", "dpo", "ipo"] = Field(
-        "clip",
-        description=(
-            "clip: no gain from a ratio beyond the clip range; cispo: the ratio, capped at cispo.cap, is a constant"
-            " weight; none: no bound; kl_penalty: adaptive penalty on the KL from the rollout's policy; trpo: one"
-            " natural-gradient step per rollout, with a bound on the exact KL; dpo, ipo: no bound, a loss of the margin"
-            " between the two responses to a prompt"
-        ),
+    trust_region: Literal[tuple(TRUST_REGIONS)] = Field(  # type: ignore[valid-type]
+        "clip", description="; ".join(f"{name}: {region.words}" for name, region in TRUST_REGIONS.items())
     )
     aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum", "constant"] = Field(
         "token_mean",
@@ -61,11 +51,6 @@ class AlgorithmConfig(Section):
             " 1 / (B x train.response_length)"
         ),
     )
-    clip: Annotated[ClipSettings, Chosen("trust_region")] = ClipSettings()
-    cispo: Annotated[CispoSettings, Chosen("trust_region")] = CispoSettings()
-    kl_penalty: Annotated[KlPenaltySettings, Chosen("trust_region")] = KlPenaltySettings()
-    trpo: Annotated[TrpoSettings, Chosen("trust_region")] = TrpoSettings()
-    v_star: Annotated[VStarSettings, Chosen("advantage")] = VStarSettings()
     gamma: Annotated[Fraction, setting("algorithm.advantage", "gae", "reinforce_pp")] = Field(
         1.0, description="discount factor per token"
     )
@@ -97,7 +82,7 @@ class AlgorithmConfig(Section):
     @property
     def by_pairs(self) -> bool:
         """Whether the loss is one of pairs of responses."""
-        return self.trust_region in PAIRWISE
+        return TRUST_REGIONS[self.trust_region].pairwise
 
     @property
     def needs_values(self) -> bool:
@@ -107,7 +92,7 @@ class AlgorithmConfig(Section):
     @property
     def learns(self) -> bool:
         """Whether the trial takes gradient steps."""
-        return ADVANTAGES[self.advantage].learns
+        return ADVANTAGES[self.advantage].code is not None
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -130,15 +115,13 @@ class AlgorithmConfig(Section):
                 f"ratio '{self.ratio}' needs one advantage for a whole response, and advantage '{self.advantage}' gives"
                 " every token its own; use ratio: token or none"
             )
-        if (
-            self.ratio == "sequence_mean"
-            and self.trust_region == "clip"
-            and max(self.clip.epsilons) > LARGEST_MEAN_CLIP
-        ):
-            raise ValueError(
-                f"clip.epsilon {max(self.clip.epsilons):g} never clips a ratio that is averaged over a response: it"
-                " leaves 1 by about 0.001; use 3e-4 and epsilon_high 4e-4, as GSPO does"
-            )
+        if (self.ratio, self.trust_region) == ("sequence_mean", "clip"):
+            largest = max(value_at(self, "clip.epsilons"))
+            if largest > LARGEST_MEAN_CLIP:
+                raise ValueError(
+                    f"clip.epsilon {largest:g} never clips a ratio that is averaged over a response: it leaves 1 by"
+                    " about 0.001; use 3e-4 and epsilon_high 4e-4, as GSPO does"
+                )
         return self
 
 

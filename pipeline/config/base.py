@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pkgutil import resolve_name
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, create_model
 from pydantic_core import CoreSchema
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -79,3 +80,35 @@ class Section(BaseModel):
         schema = handler(source)
         _make_strict(schema)
         return schema
+
+
+class PartSettings(Section):
+    """The settings of a part of training, in a section that has the part's name (`pipeline.algorithms.kinds.PARTS`)."""
+
+    @property
+    def acts(self) -> bool:
+        """Whether these values ask for the part. Where they do not, the section is part of no key."""
+        raise NotImplementedError
+
+    def check(self, config: Any) -> None:
+        """Raise `ValueError` where the rest of the configuration does not fit."""
+
+
+C = TypeVar("C", bound=Section)
+
+
+def with_settings(kinds: Mapping[str, Any], *conditions: Any) -> Callable[[type[C]], type[C]]:
+    """A decorator that adds to a section one section for each kind that has settings: those that `kind.settings` names
+    as ``module:class``, under the name of the kind, each with these conditions."""
+
+    def made(section: type[C]) -> type[C]:
+        fields: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            if kind.settings is not None:
+                settings = resolve_name(kind.settings)
+                fields[name] = (Annotated[settings, *conditions], settings())
+        found = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+        found.__doc__ = section.__doc__
+        return found
+
+    return made

@@ -54,6 +54,10 @@ class Always:
     """A setting that acts even where the section around it does not."""
 
 
+class Asked:
+    """A section, a `pipeline.config.base.PartSettings`, that is part of a key only where its own values make it act."""
+
+
 def setting(key: str, *values: str | bool) -> When:
     """The key has one of these values."""
     listed = " or ".join(str(value).lower() for value in values)
@@ -172,6 +176,8 @@ def _holds(one: Any, section: BaseModel, name: str, config: Config) -> bool:
             return one.holds(section)
         case Chosen():
             return bool(getattr(section, one.selector) == name)
+        case Asked():
+            return bool(getattr(section, name).acts)
         case _:
             return True
 

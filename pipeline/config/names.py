@@ -1,6 +1,6 @@
 """What to answer to a name that is unknown: the key that is meant, be it misspelt or known by a word of the field.
 
-Imports nothing outside the standard library, so that ``--help`` can name the words without loading the configuration.
+Needs the standard library alone, so that ``--help`` can name the words without loading the configuration.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-TRAINING = ("train", "algorithm", "kl", "optimiser", "critic", "adapter", "entropy", "replay", "floor")
+from pipeline.algorithms.kinds import PARTS
+
+_OWN = [name for name, part in PARTS.items() if part.settings is not None]
+TRAINING = ("train", "algorithm", "kl", "optimiser", "critic", "adapter", "replay", *_OWN)
 """The sections that most studies are about."""
 
 WORDS: dict[str, tuple[str, ...]] = {

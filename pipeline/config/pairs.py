@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.config.effects import Config
-from pipeline.config.presets import PAIRWISE
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned_settings import is_judged
+
+PAIRWISE = " or ".join(name for name, region in TRUST_REGIONS.items() if region.pairwise)
 
 
 def only_watched(config: Config) -> bool:
@@ -26,12 +28,12 @@ def check_pairs(config: Config) -> None:
     elif config.kl.place == "margin":
         raise ValueError(
             "kl.place 'margin' is the beta of a loss of pairs, and algorithm.trust_region is"
-            f" '{config.algorithm.trust_region}'; use {' or '.join(PAIRWISE)}, or kl.place: reward, score or loss"
+            f" '{config.algorithm.trust_region}'; use {PAIRWISE}, or kl.place: reward, score or loss"
         )
     elif config.train.data == "pairs":
         raise ValueError(
             "train.data 'pairs' needs a loss of pairs, and algorithm.trust_region is"
-            f" '{config.algorithm.trust_region}'; use {' or '.join(PAIRWISE)}, or train.data: rollouts"
+            f" '{config.algorithm.trust_region}'; use {PAIRWISE}, or train.data: rollouts"
         )
     if config.train.data == "pairs":
         _check_stored(config)

@@ -1,4 +1,4 @@
-"""The algorithms by name, as settings of the knobs that they are made of; and what each kind of advantage needs."""
+"""The algorithms by name, as settings of the knobs that they are made of."""
 
 from __future__ import annotations
 
@@ -10,64 +10,6 @@ from pipeline.errors import UserError
 
 SHORT, NAME = "algorithm", "algorithm.name"
 """What users may write, and the key that it stands for."""
-
-
-@dataclass(frozen=True)
-class Advantage:
-    """A value of ``algorithm.advantage``."""
-
-    summary: str
-    critics: tuple[str, ...] = ("none",)
-    """Values of ``critic.kind`` that it works with."""
-    least_responses: int = 1
-    """Of ``train.responses_per_prompt``."""
-    most_responses: int | None = None
-    """The same; None: any number."""
-    varies: bool = False
-    """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
-    greedy: bool = False
-    """Whether a rollout samples the greedy response to each of its prompts too."""
-    replay: bool = False
-    """Whether states of the rollout are sampled onwards."""
-    values: bool = False
-    """Whether it needs samples of the reference for every prompt, scored beforehand: the stage `values`."""
-    learns: bool = True
-    """Whether the policy is trained at all."""
-
-
-ADVANTAGES: dict[str, Advantage] = {
-    "gae": Advantage("GAE from a learned critic", ("shared", "separate"), varies=True),
-    "reinforce": Advantage("score minus the mean score of the rollout"),
-    "rloo": Advantage("score minus the mean of the other responses to the prompt", least_responses=2),
-    "group_mean": Advantage("score minus the mean of the responses to the prompt", least_responses=2),
-    "group_norm": Advantage(
-        "the same, divided by the standard deviation of the responses to the prompt", least_responses=2
-    ),
-    "group_mean_batch_std": Advantage(
-        "the same, divided by the standard deviation of all scores of the rollout", least_responses=2
-    ),
-    "remax": Advantage(
-        "rewards from a token to the end of its response, minus the reward of the greedy response to the prompt",
-        varies=True,
-        greedy=True,
-    ),
-    "reinforce_pp": Advantage("rewards from a token to the end of its response", varies=True),
-    "replay": Advantage(
-        "GAE between states of the response that are sampled onwards and scored", varies=True, replay=True
-    ),
-    "none": Advantage("no gradient step is taken, so the policy is the reference", learns=False),
-    "v_star": Advantage(
-        "score minus V* of the prompt, the soft maximum of the scores of samples of the reference", values=True
-    ),
-    "preference": Advantage(
-        "1 for the better of the two responses to a prompt, -1 for the other, 0 for equal ones",
-        least_responses=2,
-        most_responses=2,
-    ),
-}
-
-PAIRWISE = ("dpo", "ipo")
-"""Values of ``algorithm.trust_region`` whose loss is one of pairs of responses."""
 
 
 KNOBS = (

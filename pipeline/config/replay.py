@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.base import Positive, Section
 from pipeline.config.effects import When
-from pipeline.config.presets import ADVANTAGES
 
 
 class ReplayConfig(Section):

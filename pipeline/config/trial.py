@@ -13,8 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.algorithms.entropy_settings import EntropyConfig
-from pipeline.algorithms.floor_settings import FloorConfig, check_floor
+from pipeline.algorithms.kinds import PARTS
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.settings import LEARNS
 from pipeline.config.algorithm import (
@@ -24,8 +23,8 @@ from pipeline.config.algorithm import (
     check_natural_step,
     check_ratio,
 )
-from pipeline.config.base import Positive, Section, Seed
-from pipeline.config.effects import When, content_of
+from pipeline.config.base import Positive, Section, Seed, with_settings
+from pipeline.config.effects import Asked, When, content_of
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig, check_critic
 from pipeline.config.pairs import check_pairs
@@ -121,11 +120,12 @@ def check_processes(config: TrialConfig) -> None:
 
 CHECKS: tuple[Callable[[Any], None], ...] = (
     check_heldout, check_advantage, check_pairs, check_rounds, check_rankings, check_ratio, check_critic, check_samples,
-    check_natural_step, check_horizons, check_processes, check_scorers, check_sources, check_floor,
+    check_natural_step, check_horizons, check_processes, check_scorers, check_sources,
 )  # fmt: skip
 """What sections need of each other, in the order in which it is reported: the first fault ends it."""
 
 
+@with_settings(PARTS, LEARNS, Asked())
 class TrialConfig(Section):
     """Everything about one trial."""
 
@@ -139,8 +139,6 @@ class TrialConfig(Section):
     train: Annotated[TrainConfig, LEARNS] = TrainConfig()
     algorithm: Annotated[AlgorithmConfig, LEARNS] = AlgorithmConfig()
     kl: Annotated[KlConfig, LEARNS] = KlConfig()
-    entropy: Annotated[EntropyConfig, LEARNS] = EntropyConfig()
-    floor: Annotated[FloorConfig, LEARNS] = FloorConfig()
     optimiser: Annotated[OptimiserConfig, LEARNS] = OptimiserConfig()
     critic: Annotated[CriticConfig, LEARNS] = CriticConfig()
     replay: Annotated[ReplayConfig, LEARNS, REPLAY] = ReplayConfig()
@@ -236,6 +234,9 @@ class TrialConfig(Section):
     def _coherent(self) -> Self:
         for check in CHECKS:
             check(self)
+        for name, part in PARTS.items():
+            if part.settings is not None:
+                getattr(self, name).check(self)
         return self
 
     def digest(self) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import inert
-from pipeline.config.presets import ADVANTAGES
 from pipeline.config.runtime import CapsConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
@@ -257,7 +257,7 @@ def variants(config: TrialConfig) -> dict[str, Forecast | None]:
 def _natural(config: TrialConfig) -> bool:
     """Whether the policy takes natural-gradient steps, which need a separate critic and weights that are not
     quantised."""
-    return config.algorithm.trust_region == "trpo"
+    return bool(config.algorithm.trust_region == "trpo")
 
 
 def changed(config: TrialConfig, changes: Changes) -> TrialConfig:

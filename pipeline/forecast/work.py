@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pipeline.algorithms.kinds import ADVANTAGES
+from pipeline.config.effects import value_at
 from pipeline.config.model import SftConfig
 from pipeline.config.pairs import only_watched
-from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import checkpoint_bytes, frozen
@@ -175,7 +176,8 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
         # and back, in fp32. A point of the line search is a forward by the old and by the new weights; two are tried.
         flops = ((forward + logits) * 3 + policy).flops * t4.T4_FLOPS / t4.T4_FP32_FLOPS
         product = Work(flops, (logits * 2 + policy).bytes)
-        work["natural step"] = policy + product * (cfg.algorithm.trpo.cg_iterations + 1) + (forward + logits) * 4
+        products = value_at(cfg, "algorithm.trpo.cg_iterations") + 1
+        work["natural step"] = policy + product * products + (forward + logits) * 4
         epoch = critic
     else:
         # A loss of several tokens together goes through the head once more, to know their log-probs beforehand; one of

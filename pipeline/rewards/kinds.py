@@ -9,13 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pkgutil import resolve_name
-from typing import Annotated, Any, TypeVar
-
-from pydantic import create_model
-
-from pipeline.config.base import Section
-from pipeline.config.effects import Chosen
 
 
 @dataclass(frozen=True)
@@ -79,20 +72,6 @@ SCORING = tuple(name for name, kind in KINDS.items() if kind.scores and not kind
 JUDGING = tuple(name for name, kind in KINDS.items() if not kind.trained)
 OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """A class of the user's own: ``package.module:Class``."""
-
-S = TypeVar("S", bound=Section)
-
-
-def with_kinds(section: type[S]) -> type[S]:
-    """The section with one section below it for the settings of each kind that has some."""
-    fields: dict[str, Any] = {}
-    for name, kind in KINDS.items():
-        if kind.settings is not None:
-            settings = resolve_name(kind.settings)
-            fields[name] = (Annotated[settings, Chosen("kind")], settings())
-    made = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
-    made.__doc__ = section.__doc__
-    return made
 
 
 def is_own(kind: str) -> bool:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from pipeline.config.base import Finite, Positive, Section, Seed
-from pipeline.config.effects import Beside, Config, setting
-from pipeline.rewards.kinds import JUDGING, KINDS, OWN, SCORING, TRAINED, is_own, with_kinds
+from pipeline.config.base import Finite, Positive, Section, Seed, with_settings
+from pipeline.config.effects import Beside, Chosen, Config, setting
+from pipeline.rewards.kinds import JUDGING, KINDS, OWN, SCORING, TRAINED, is_own
 from pipeline.rewards.learned_settings import LEARNED, PAIRWISE, LearnedSettings, PairwiseSettings, check_preferences
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
@@ -28,7 +28,7 @@ def _names(*names: str) -> dict[str, Any]:
     return {"anyOf": [{"enum": list(names)}, {"pattern": f"^{OWN.pattern}$"}]}
 
 
-@with_kinds
+@with_settings(KINDS, Chosen("kind"))
 class Scorer(Section):
     """Which kind scores, and its settings: those of a class of the user's own in `settings`, others by kind."""
 

@@ -1,16 +1,16 @@
 """The code of a stage: its module and all modules that it imports, directly or not, as far as they decide results.
 
 Sources are parsed and never imported. Imports are followed inside the project and cut at `CUT` and `SETTINGS`. A
-registry maps names to implementations, by objects or as "module:name", and only the entries that the configuration
-chooses count: neither a new entry nor an edit of an unused one changes the code of a stage. Of a registry that is cut,
-nothing but the implementations counts.
+registry maps names to implementations, "module:name", and nothing of it counts but the implementations of the entries
+that the configuration chooses: neither a new entry nor an edit of an unused one changes the code of a stage.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,8 @@ CUT = (
 """Rooms that decide no result: settings (their values are in the key), storage, measurements, messages."""
 SETTINGS = ("settings", "kinds")
 """How modules end that describe settings beside the code that has them."""
-REGISTRIES = ("pipeline.algorithms.registry", "pipeline.rewards.kinds", "pipeline.training.trainer")
+REGISTRIES = ("pipeline.algorithms.kinds", "pipeline.rewards.kinds")
+TARGET = re.compile(r"[\w.]+:\w+")
 KEY_DIGITS = 20
 
 
@@ -84,8 +85,7 @@ class Code:
                 raise UserError(f"{was.path} was edited while this command was running; run the same command again")
 
     def _hash(self, module: str, chosen: frozenset[str]) -> str:
-        counted = [name for name in self.modules(module, chosen) if not _is_cut(name)]
-        parts = [part for name in counted for part in self._source(name).parts(chosen)]
+        parts = [part for name in self.modules(module, chosen) for part in self._source(name).parts(chosen)]
         return hashlib.sha256("\n".join(part.digest for part in parts).encode()).hexdigest()[:KEY_DIGITS]
 
     def _reached(self, module: str, chosen: frozenset[str] | None) -> tuple[str, ...]:
@@ -95,8 +95,7 @@ class Code:
         while waiting:
             name = waiting.pop()
             reached.add(name)
-            parts = self._source(name).parts(chosen)
-            found = {one for part in (parts[1:] if _is_cut(name) else parts) for one in part.imports}
+            found = {one for part in self._source(name).parts(chosen) for one in part.imports}
             waiting |= {one for one in found - reached if one in REGISTRIES or not _is_cut(one)}
         return tuple(sorted(reached))
 
@@ -104,37 +103,26 @@ class Code:
         path = self._path(module)
         assert path is not None
         tree = _without_docstrings(ast.parse(path.read_text("utf-8")))
-        if module not in REGISTRIES:
-            return Source(path, _state(path), self._part([tree]), {})
-        entries = _taken_entries(tree)
-        bound = {name: module for node in tree.body for name, module in self._imports(node)}
-        tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
-        parts = {name: self._part(values, bound) for name, values in sorted(entries.items())}
-        return Source(path, _state(path), self._part([tree], bound), parts)
+        if module in REGISTRIES:
+            entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree).items()}
+            return Source(path, _state(path), self._part("", ()), entries)
+        imports = [one for node in ast.walk(tree) for one in self._imports(node)]
+        return Source(path, _state(path), self._part(ast.dump(tree), imports), {})
 
-    def _part(self, nodes: Sequence[ast.AST], bound: Mapping[str, str] | None = None) -> Part:
-        """`bound`: of a registry, the modules of the names that the file imports."""
-        every = [node for top in nodes for node in ast.walk(top)]
-        imports = {module for node in every for _, module in self._imports(node)}
-        if bound is not None:
-            imports |= {bound[node.id] for node in every if isinstance(node, ast.Name) and node.id in bound}
-            texts = [str(node.value) for node in every if isinstance(node, ast.Constant)]
-            imports |= {text.partition(":")[0] for text in texts if ":" in text}
-        whole = {
-            ".".join(parts[:end]) for parts in (one.split(".") for one in imports) for end in range(1, len(parts) + 1)
-        }
-        trees = "\n".join(ast.dump(node) for node in nodes)
-        return Part(hashlib.sha256(trees.encode()).hexdigest(), frozenset(one for one in whole if self._path(one)))
+    def _part(self, text: str, imports: Iterable[str]) -> Part:
+        """`imports` are names of modules, or of what they have, "module:name"."""
+        paths = [one.partition(":")[0].split(".") for one in imports]
+        whole = {".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)}
+        return Part(hashlib.sha256(text.encode()).hexdigest(), frozenset(one for one in whole if self._path(one)))
 
-    def _imports(self, node: ast.AST) -> Iterator[tuple[str, str]]:
-        """Names that a statement binds, and their modules; a name inside a module stands for that module."""
+    def _imports(self, node: ast.AST) -> Iterator[str]:
+        """The modules that a statement imports; a name inside a module stands for that module."""
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.asname or alias.name, alias.name
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and self._path(node.module):
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                yield alias.asname or alias.name, inner if self._path(inner) else node.module
+                yield inner if self._path(inner) else node.module
 
     def _path(self, module: str) -> Path | None:
         """The file of a module of the project, None of another one."""
@@ -152,18 +140,15 @@ def _state(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-def _taken_entries(tree: ast.Module) -> dict[str, list[ast.AST]]:
-    """The values of all tables from names at the top of a module, by name; they are taken out of the tree."""
-    entries: dict[str, list[ast.AST]] = {}
+def _entries(tree: ast.Module) -> dict[str, list[str]]:
+    """The implementations in all tables from names at the top of a module, by name."""
+    entries: dict[str, list[str]] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(table := node.value, ast.Dict):
-            rest = []
             for key, value in zip(table.keys, table.values, strict=True):
                 if isinstance(key, ast.Constant):
-                    entries.setdefault(str(key.value), []).append(value)
-                else:
-                    rest.append((key, value))
-            table.keys, table.values = [key for key, _ in rest], [value for _, value in rest]
+                    texts = [str(one.value) for one in ast.walk(value) if isinstance(one, ast.Constant)]
+                    entries.setdefault(str(key.value), []).extend(text for text in texts if TARGET.fullmatch(text))
     return entries
 
 

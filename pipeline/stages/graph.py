@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.algorithms.kinds import PARTS
 from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
 from pipeline.resources.ledger import KEPT, raised_cap
@@ -27,7 +28,8 @@ def _scorers(config: TrialConfig) -> set[str]:
 
 
 def _trained(config: TrialConfig) -> set[str]:
-    return _scorers(config) | {config.algorithm.advantage, config.algorithm.trust_region}
+    parts = {name for name, part in PARTS.items() if part.settings is None or getattr(config, name).acts}
+    return _scorers(config) | parts | {config.algorithm.advantage, config.algorithm.trust_region}
 
 
 STAGES = (

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.soft_values import v_star
+from pipeline.algorithms.settings import VStarSettings
+from pipeline.config.effects import value_at
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic
@@ -55,9 +57,10 @@ class ReferenceScores:
     def v_star(self, cfg: TrialConfig) -> Tensor:
         """V* of every prompt, (n,) float64: of as many samples as `algorithm.v_star.samples` says, scored as those of a
         rollout are."""
-        used = slice(cfg.algorithm.v_star.samples)
+        knobs: VStarSettings = value_at(cfg, "algorithm.v_star")
+        used = slice(knobs.samples)
         final = final_scores(self.proxy[:, used], self.lengths[:, used], self.ended[:, used], cfg.train)
-        return v_star(final, cfg.algorithm.v_star.beta)
+        return v_star(final, knobs.beta)
 
 
 @dataclass(frozen=True)

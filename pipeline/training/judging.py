@@ -113,9 +113,9 @@ def score_rows(context: RolloutContext, episodes: Episodes, rows: Sequence[int])
     """The scores of all rows, so many at a time as there is room for; where a part has a floor, with its weight."""
     with context.scoring():
         scores = concatenated(context.room.over(len(rows), lambda some: context.score(episodes.take(some), rows[some])))
-    part, weight = context.cfg.floor.part, context.terms.floor_weight
-    if part is None or weight is None:
+    if context.terms.floor is None:
         return scores
+    part, weight = context.terms.floor
     return replace(scores, proxy=with_floor(scores.proxy, scores.parts[part], weight))
 
 

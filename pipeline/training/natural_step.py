@@ -18,6 +18,8 @@ from pipeline.algorithms.mathematics.natural_gradient import (
     line_search,
     step_length,
 )
+from pipeline.algorithms.settings import TrpoSettings
+from pipeline.config.effects import value_at
 from pipeline.models.anatomy import recomputing
 from pipeline.models.fisher import fisher_product, flat, shaped_as, swapped, trained
 from pipeline.models.lm_head import chunks
@@ -46,6 +48,12 @@ class NaturalLearner(Learner):
             taken += 1
             on_step(position + 1, metrics)
         return taken
+
+    @property
+    def knobs(self) -> TrpoSettings:
+        """Its settings."""
+        found: TrpoSettings = value_at(self.cfg, "algorithm.trpo")
+        return found
 
     def holds(self, position: int) -> bool:
         """Never: a warm-up is one of the optimiser's steps."""
@@ -95,7 +103,7 @@ class NaturalLearner(Learner):
 
     def natural_step(self, experience: Experience, uphill: Tensor) -> Tensor:
         """The step (P,) along (F + damping)⁻¹ `uphill`, as long as the quadratic model of the KL allows."""
-        knobs, lm, temperature = self.cfg.algorithm.trpo, self.actor.lm, self.cfg.train.temperature
+        knobs, lm, temperature = self.knobs, self.actor.lm, self.cfg.train.temperature
         recompute = self.cfg.runtime.gradient_checkpointing
 
         def fisher(vector: Tensor) -> Tensor:
@@ -112,7 +120,7 @@ class NaturalLearner(Learner):
     @torch.no_grad()
     def _search(self, experience: Experience, step: Tensor) -> LineSearch:
         """Move the policy to the first accepted point of the line search, if there is one."""
-        parameters, knobs = trained(self.actor.lm), self.cfg.algorithm.trpo
+        parameters, knobs = trained(self.actor.lm), self.knobs
         parts = list(shaped_as(parameters, step))
         at: list[Tensor] = []
 

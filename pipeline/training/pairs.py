@@ -8,11 +8,13 @@ then the usual backward with these slopes as weights of the tokens' log-probs. E
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.preference import LOSSES
+from pipeline.algorithms.kinds import TRUST_REGIONS
+from pipeline.algorithms.mathematics.preference import PairLoss
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.micro_batches import moved
 from pipeline.models.policy import Episodes, response_hidden, to_grid
@@ -27,10 +29,16 @@ class PairLearner(Learner):
 
     together = 2
 
+    @property
+    def loss(self) -> PairLoss:
+        """Its loss."""
+        found: PairLoss = resolve_name(TRUST_REGIONS[self.cfg.algorithm.trust_region].code)
+        return found
+
     def mini_batch(self, experience: Experience, rows: Tensor) -> MiniBatch:
         """With the slopes at the present weights. Raises `MemoryFull` in all processes when a row does not fit."""
         cfg, mask, beta = self.cfg.algorithm, experience.episodes.response_mask, experience.kl_coef
-        lengths, loss = mask.sum(1), LOSSES[cfg.trust_region]
+        lengths, loss = mask.sum(1), self.loss
         share = 1 / lengths.double() if cfg.ratio == "sequence_mean" else torch.ones_like(lengths, dtype=torch.double)
         (there,) = moved((rows.numpy(),), mask.device)
         now = self._response_sums(experience, rows)[there]

@@ -1,17 +1,24 @@
 """What acts on a trial beside the gradient of surrogate and critic: parts, of which the trainer knows no name.
 
-`pipeline.training.parts.registry` lists them; each reads its own settings and keeps its own state, which checkpoints
-hold.
+`pipeline.algorithms.kinds.PARTS` lists them; each reads its own settings and keeps its own state, which checkpoints
+hold. Importing this needs no torch, so that a part without tensors can stand in one file with its settings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from pipeline.config.trial import TrialConfig
-from pipeline.training.experience import LossTerm, Rows
+from pipeline.algorithms.kinds import PARTS
+from pipeline.config.effects import value_at
+
+if TYPE_CHECKING:
+    from pipeline.config.trial import TrialConfig
+    from pipeline.training.experience import LossTerm, Rows
+
+S = TypeVar("S")
 
 
 @dataclass
@@ -20,8 +27,8 @@ class Terms:
 
     kl_coef: float = 0.0
     """beta, the weight of the KL to the reference."""
-    floor_weight: float | None = None
-    """Of the part of the reward that has a floor; None without one."""
+    floor: tuple[str, float] | None = None
+    """Name and weight of the part of the reward that has a floor; None without one."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +47,9 @@ TAKEN = "policy/update_steps"
 """Among what is measured after an update: the gradient steps that it took."""
 
 
-class Part:
-    """Acts on a trial in some of these places; each may be left as it is, and then does nothing."""
+class Part(Generic[S]):
+    """Acts on a trial in some of these places; each may be left as it is, and then does nothing. S are its settings."""
 
-    name: ClassVar[str]
-    """Its key in checkpoints."""
     keeps: ClassVar[tuple[str, ...]] = ()
     """Its attributes that change while the trial runs, in plain values; checkpoints hold them."""
     shows: ClassVar[tuple[tuple[str, str], ...]] = ()
@@ -52,13 +57,13 @@ class Part:
     wants: ClassVar[frozenset[str]] = frozenset()
     """Measurements that cost time, and are made for it after each update (`Learner.MEASUREMENTS`)."""
 
-    def __init__(self, cfg: TrialConfig) -> None:
-        self.cfg = cfg
+    def __init__(self, cfg: TrialConfig, settings: S) -> None:
+        self.cfg, self.settings = cfg, settings
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
-        """Whether the configuration asks for it."""
-        raise NotImplementedError
+        """Whether the configuration asks for it, where it has no section of its own."""
+        return True
 
     def rollout(self, update: int, terms: Terms) -> None:
         """An update begins, counted from 0. May be called twice for one."""
@@ -98,3 +103,15 @@ class Part:
         """Go on from a `state`."""
         for name in self.keeps:
             setattr(self, name, state[name])
+
+
+def parts_of(cfg: TrialConfig) -> dict[str, Part[Any]]:
+    """Those that the configuration asks for, by name; no other one is imported."""
+    found = {}
+    for name, kind in PARTS.items():
+        settings = value_at(cfg, kind.section or name)
+        if kind.settings is None or settings.acts:
+            part: type[Part[Any]] = resolve_name(kind.code)
+            if part.asked(cfg):
+                found[name] = part(cfg, settings)
+    return found

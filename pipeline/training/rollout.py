@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged
+from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
-from pipeline.algorithms.registry import ESTIMATORS
+from pipeline.algorithms.registry import estimator_of
 from pipeline.algorithms.replay import targets
-from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
@@ -60,7 +60,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
             v_star=prompts.v_star,
             replayed=replays.states if replays else None,
         )
-        estimate = ESTIMATORS[cfg.algorithm.advantage](judged, cfg.algorithm)
+        estimate = estimator_of(cfg.algorithm)(judged, cfg.algorithm)
         # Counts each response once, at its first token; otherwise long responses would weigh more.
         width = 1 if cfg.algorithm.by_sequence else mask.shape[1]
         advantages, counted = estimate.advantages[:, :width], mask[:, :width]

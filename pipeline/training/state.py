@@ -35,7 +35,7 @@ class TrainingState:
 
     cfg: TrialConfig
     actor: ActorCritic
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Part[Any]]
     ledger: Ledger
     steps: GradientSteps = field(init=False)
     update: int = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.base import Behaviour
-from pipeline.algorithms.registry import SURROGATES
+from pipeline.algorithms.registry import surrogate_of
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm, Rows, summed
@@ -27,16 +27,14 @@ def surrogate_term(rows: Rows, tokens: Tensor, sequences: int, cfg: TrialConfig)
     if algorithm.aggregation != "token_mean":  # whose weights are 1
         weights = response_weights(lengths, tokens, sequences, cfg.train.response_length, algorithm)
         rows.weight = rows.to_tokens(weights / lengths)
-    surrogate = SURROGATES[algorithm.trust_region]
+    surrogate = surrogate_of(algorithm)
 
     def sums(logprobs: Tensor) -> dict[str, Tensor]:
-        losses, metrics = surrogate(rows.behaviour(), logprobs, algorithm)
+        losses, metrics = surrogate(rows.behaviour(), logprobs)
         return {**metrics, "policy/pg_loss": rows.weighted(slice(None), losses)}
 
     return LossTerm(
-        lambda tokens, logprobs, entropy: rows.weighted(
-            tokens, surrogate(rows.behaviour(tokens), logprobs, algorithm)[0]
-        ),
+        lambda tokens, logprobs, entropy: rows.weighted(tokens, surrogate(rows.behaviour(tokens), logprobs)[0]),
         sums,
     )
 
@@ -55,7 +53,7 @@ def _of_responses(rows: Rows, weight: Tensor, per_sequence: Tensor, cfg: TrialCo
     behaviour = Behaviour(of_rows(rows.old_logprobs, mask, share), to_grid(rows.advantages, mask)[:, 0])
     level = of_rows(now, mask, share).requires_grad_()
     with torch.enable_grad():
-        losses, metrics = SURROGATES[algorithm.trust_region](behaviour, level, algorithm)
+        losses, metrics = surrogate_of(algorithm)(behaviour, level)
         (slope,) = torch.autograd.grad(losses.sum(), level)
     slopes = rows.to_tokens(slope * weight * share)
     rows.weight = rows.to_tokens(weight * share)

@@ -1,16 +1,18 @@
 """The loop around the mathematics: rollout, update, metrics, checkpoint; resumable at any moment.
 
 The steps are numbered as in pipeline/algorithms/README.md; 1 to 5 are in `rollout`, 6 in `update`. The trainer knows no
-algorithm and no regulariser by name: learners are looked up (`LEARNERS`), and what acts beside the gradient is a part
-(`pipeline.training.part`).
+algorithm and no regulariser by name: learners are found by `pipeline.algorithms.kinds.TRUST_REGIONS`, and what acts
+beside the gradient is a part (`pipeline.training.part`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any
 
+from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.config.pairs import only_watched
 from pipeline.config.trial import TrialConfig
 from pipeline.models.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
@@ -25,19 +27,13 @@ from pipeline.training.experience import Experience, in_turn
 from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
 from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
-from pipeline.training.natural_step import NaturalLearner
-from pipeline.training.pairs import PairLearner
-from pipeline.training.part import TAKEN, Terms
-from pipeline.training.parts.registry import parts_of
+from pipeline.training.part import TAKEN, Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.rounds import Round, last_update
 from pipeline.training.selfcheck import check_end, check_start
 from pipeline.training.state import Progress, TrainingState
 from pipeline.training.update import Learner, OnStep
-
-LEARNERS: dict[str, type[Learner]] = {"trpo": NaturalLearner, "dpo": PairLearner, "ipo": PairLearner}
-"""Take the steps of an update, by the trust region; `Learner` where it is none of these."""
 
 
 class Trainer:
@@ -84,7 +80,7 @@ class Trainer:
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
         room = Room("runtime.micro_batch_size", rows, watch.warn)
-        learner = LEARNERS.get(cfg.algorithm.trust_region, Learner)
+        learner: type[Learner] = resolve_name(TRUST_REGIONS[cfg.algorithm.trust_region].learner)
         self.learner = learner(self.actor, self.state.steps, self.precision, self.ranks, cfg, self.parts, room, closes)
         self.only_watched = only_watched(cfg)
         self.trained_size = sum(tensor.numel() for _, tensor in self.state.trained())

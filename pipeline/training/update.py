@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import add
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Learner:
     ranks: Ranks
     """The processes that share the work."""
     cfg: TrialConfig
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Part[Any]]
     room: Room
     """Episodes in memory at once; changes nothing."""
     closes: Tensor | None = None

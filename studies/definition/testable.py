@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 from pipeline.algorithms.entropy_settings import BONUS
+from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.effects import When, above, given, setting
 from pipeline.config.networks import CRITIC, SEPARATE
-from pipeline.config.presets import ADVANTAGES
 from pipeline.config.replay import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.learned_settings import ROUNDS

@@ -25,14 +25,14 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_whiten
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, non_score_reward, overlong
-from pipeline.algorithms.registry import ESTIMATORS
+from pipeline.algorithms.registry import estimator_of
 from pipeline.config.presets import PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import response_mask, to_grid
 from pipeline.training.experience import summed
 from pipeline.training.given import ReferenceScores
 from pipeline.training.judging import judge
-from pipeline.training.parts.registry import parts_of
+from pipeline.training.part import parts_of
 from pipeline.training.surrogate import surrogate_term
 
 with safe_open(Path(__file__).with_name("trl_golden.safetensors"), "pt") as saved:
@@ -92,7 +92,7 @@ def advantages(cfg: TrialConfig) -> Tensor:
     penalty = non_score_reward(OLD, REF, MASK, beta_in_reward(cfg.kl.beta, cfg.kl.place), cfg.kl.reward_estimator)
     judged = judge(SCORES, penalty, None, MASK, cfg)
     values = soft_values(cfg) if cfg.algorithm.name == "a_star_po" else None
-    return ESTIMATORS[cfg.algorithm.advantage](replace(judged, v_star=values), cfg.algorithm).advantages
+    return estimator_of(cfg.algorithm)(replace(judged, v_star=values), cfg.algorithm).advantages
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,7 @@ from pipeline.models.policy import ActorCritic, Episodes, gather
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.sampling import Drawn
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
-from pipeline.training.part import Terms
-from pipeline.training.parts.registry import parts_of
+from pipeline.training.part import Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.update import Learner

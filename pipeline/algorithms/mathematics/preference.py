@@ -52,5 +52,5 @@ class PairLoss:
     """
 
 
-LOSSES = {"dpo": PairLoss(dpo_loss, lambda beta: 1 / beta), "ipo": PairLoss(ipo_loss, lambda beta: beta)}
-"""By ``algorithm.trust_region``."""
+DPO = PairLoss(dpo_loss, lambda beta: 1 / beta)
+IPO = PairLoss(ipo_loss, lambda beta: beta)

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipeline.algorithms.floor_settings import FloorConfig
 from pipeline.algorithms.mathematics.controllers import multiplier
 from pipeline.config.trial import TrialConfig
 from pipeline.training.part import Part, Terms
 
 
-class Floor(Part):
-    """Asked for where `floor.part` names a part of the reward."""
+class Floor(Part[FloorConfig]):
+    """Weighs the part of the reward that `floor.part` names."""
 
-    name = "floor"
     keeps = ("weight",)
     shows = (("objective/floor_weight", "weight"),)
 
-    def __init__(self, cfg: TrialConfig) -> None:
-        super().__init__(cfg)
-        self.weight = cfg.floor.weight
-
-    @classmethod
-    def asked(cls, cfg: TrialConfig) -> bool:
-        return cfg.floor.part is not None
+    def __init__(self, cfg: TrialConfig, settings: FloorConfig) -> None:
+        super().__init__(cfg, settings)
+        self.weight = settings.weight
 
     def rollout(self, update: int, terms: Terms) -> None:
-        terms.floor_weight = self.weight
+        assert self.settings.part is not None
+        terms.floor = self.settings.part, self.weight
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
-        floor = self.cfg.floor
+        floor = self.settings
         if policy_moved:
             mean = measured[f"reward/{floor.part}"]
             self.weight = multiplier(self.weight, mean, floor.at, floor.lr, floor.max_weight)

@@ -9,7 +9,6 @@ from torch import Tensor
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
-from pipeline.config.trial import TrialConfig
 from pipeline.models.micro_batches import picked
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm, Rows, groups_of
@@ -17,23 +16,18 @@ from pipeline.training.part import Terms
 from pipeline.training.parts.coefficient import Coefficient
 
 
-class KlToReference(Coefficient):
+class KlToReference(Coefficient[KlConfig]):
     """Acts in every trial; its weight may be 0. Where it weighs, `kl.place` says."""
 
-    name = section = "kl"
     shows = (("objective/kl_coef", "coef"),)
     driven, rises = "objective/kl", 1
-
-    @classmethod
-    def asked(cls, cfg: TrialConfig) -> bool:
-        return True
 
     def rollout(self, update: int, terms: Terms) -> None:
         super().rollout(update, terms)
         terms.kl_coef = self.coef
 
     def loss(self, rows: Rows) -> LossTerm | None:
-        kl = self.cfg.kl
+        kl = self.settings
         if kl.place != "loss":
             return None
         if kl.group != "token":

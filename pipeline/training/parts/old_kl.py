@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pipeline.algorithms.mathematics.controllers import doubled_or_halved
 from pipeline.algorithms.mathematics.kl import k3
+from pipeline.algorithms.settings import KlPenaltySettings
 from pipeline.config.trial import TrialConfig
 from pipeline.training.experience import LossTerm, Rows
 from pipeline.training.part import Part, Step
@@ -15,20 +16,19 @@ LIMIT = 2.0**20
 MOVED = "policy/old_kl"
 
 
-class OldKl(Part):
+class OldKl(Part[KlPenaltySettings]):
     """Asked for by the trust region `kl_penalty`. Schulman 2017 (arXiv 1707.06347), section 4."""
 
-    name = "old_kl"
     keeps = ("coef",)
     wants = frozenset({MOVED})
 
-    def __init__(self, cfg: TrialConfig) -> None:
-        super().__init__(cfg)
-        self.coef = cfg.algorithm.kl_penalty.coef
+    def __init__(self, cfg: TrialConfig, settings: KlPenaltySettings) -> None:
+        super().__init__(cfg, settings)
+        self.coef = settings.coef
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
-        return cfg.algorithm.trust_region == "kl_penalty"
+        return bool(cfg.algorithm.trust_region == "kl_penalty")
 
     def loss(self, rows: Rows) -> LossTerm | None:
         # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
@@ -43,7 +43,7 @@ class OldKl(Part):
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         if policy_moved:
-            start, target = self.cfg.algorithm.kl_penalty.coef, self.cfg.algorithm.kl_penalty.target
+            start, target = self.settings.coef, self.settings.target
             coef = doubled_or_halved(self.coef, measured[MOVED], target)
             self.coef = min(max(coef, start / LIMIT), start * LIMIT)
         return {MOVED: measured[MOVED]}

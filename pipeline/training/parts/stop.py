@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.stopping import Watcher
 from pipeline.training.part import Part
 
 
-class StopRules(Part):
+class StopRules(Part[TrainConfig]):
     """Judges the rows so far as a falsifier will judge the record."""
 
-    name = "stop"
-
-    def __init__(self, cfg: TrialConfig) -> None:
-        super().__init__(cfg)
-        self._watcher = Watcher(cfg.train.stop)
+    def __init__(self, cfg: TrialConfig, settings: TrainConfig) -> None:
+        super().__init__(cfg, settings)
+        self._watcher = Watcher(settings.stop)
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:

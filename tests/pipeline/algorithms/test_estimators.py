@@ -12,15 +12,15 @@ from helpers import trial_config
 from naive import drawn, prefix
 from torch import Tensor
 
-from pipeline.algorithms.base import Judged, Replayed
+from pipeline.algorithms.base import AdvantageEstimate, Judged, Replayed
 from pipeline.algorithms.baselines import EPSILON
+from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import gae, to_go
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.replay import held, segment_gae, starts
 from pipeline.algorithms.mathematics.shaping import token_rewards
-from pipeline.algorithms.registry import ESTIMATORS
+from pipeline.algorithms.registry import estimator_of
 from pipeline.algorithms.replay import targets
-from pipeline.config.presets import ADVANTAGES
 
 MASK = prefix([[1, 2], [3], [4, 5, 6], [7]])
 LENGTHS = [2, 1, 3, 1]
@@ -35,15 +35,16 @@ def judged(scores: list[float], penalty: float = 0.0) -> Judged:
     return Judged(torch.tensor(scores).double(), non_score, None, MASK, groups, greedy, V_STAR)
 
 
+def by(name: str, one: Judged, **knobs: Any) -> AdvantageEstimate:
+    cfg = trial_config(**knobs).algorithm
+    return estimator_of(cfg.model_copy(update={"advantage": name}))(one, cfg)
+
+
 def estimated(name: str, scores: list[float], penalty: float = 0.0, **knobs: Any) -> Tensor:
-    found = ESTIMATORS[name](judged(scores, penalty), trial_config(**knobs).algorithm)
+    found = by(name, judged(scores, penalty), **knobs)
     assert found.returns is None
     assert not found.advantages[~MASK].any()
     return found.advantages
-
-
-def test_every_advantage_that_can_be_asked_for_is_there() -> None:
-    assert ESTIMATORS.keys() == {name for name, need in ADVANTAGES.items() if need.learns}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_rewards_to_the_end_by_hand_with_a_discount() -> None:
 )
 def test_an_estimator_without_what_it_needs_is_refused(name: str, missing: str) -> None:
     with pytest.raises(ValueError, match="needs"):
-        ESTIMATORS[name](replace(judged(SCORES), **{missing: None}), trial_config().algorithm)  # type: ignore[arg-type]
+        by(name, replace(judged(SCORES), **{missing: None}))  # type: ignore[arg-type]
 
 
 def test_reinforce_pp_without_a_penalty_is_the_whitened_score() -> None:
@@ -98,7 +99,7 @@ def test_a_critic_that_knows_nothing_and_the_group_mean() -> None:
     """lambda 1 and V 0 are rewards to the end: minus the group's mean they are its baseline's advantages."""
     one = judged(SCORES, -0.2)
     known = replace(one, scores=one.scores - torch.tensor([2.0, 2.0, 3.0, 3.0]), values=torch.zeros(4, 3).double())
-    by_critic = ESTIMATORS["gae"](known, trial_config(algorithm__gae_lambda=1.0).algorithm)
+    by_critic = by("gae", known, algorithm__gae_lambda=1.0)
     torch.testing.assert_close(by_critic.advantages, estimated("group_mean", SCORES, -0.2))
 
 
@@ -108,10 +109,9 @@ def test_a_critic_that_knows_nothing_and_the_group_mean() -> None:
 def test_the_order_of_responses_does_not_matter(name: str) -> None:
     mask, order = prefix([[1], [2, 3], [4], [5], [6, 7], [8]]), torch.tensor([5, 0, 3, 1, 4, 2])
     scores, penalty, groups = drawn(6, seed=1), drawn(6, 2, seed=2), torch.tensor([0, 0, 0, 1, 1, 1])
-    cfg = trial_config().algorithm
-    plain = ESTIMATORS[name](Judged(scores, torch.where(mask, penalty, 0.0), None, mask, groups), cfg)
+    plain = by(name, Judged(scores, torch.where(mask, penalty, 0.0), None, mask, groups))
     turned = Judged(scores[order], torch.where(mask, penalty, 0.0)[order], None, mask[order], groups[order] + 5)
-    torch.testing.assert_close(ESTIMATORS[name](turned, cfg).advantages, plain.advantages[order])
+    torch.testing.assert_close(by(name, turned).advantages, plain.advantages[order])
 
 
 @pytest.mark.parametrize("whiten", [False, True])
@@ -119,9 +119,7 @@ def test_a_critics_returns_have_a_lambda_of_their_own(whiten: bool) -> None:
     """1 makes them Monte Carlo, whatever the advantages have."""
     one = replace(judged(SCORES), non_score=0.1 * drawn(4, 3, seed=2) * MASK, values=drawn(4, 3, seed=3))
     knobs = {"algorithm__gae_lambda": 0.6, "algorithm__whiten_rewards": whiten}
-    common, apart = (
-        ESTIMATORS["gae"](one, trial_config(**knobs, algorithm__value_lambda=own).algorithm) for own in (None, 1.0)
-    )
+    common, apart = (by("gae", one, **knobs, algorithm__value_lambda=own) for own in (None, 1.0))
     rewards = token_rewards(one.scores, one.non_score, MASK)
     if whiten:
         rewards = masked_whiten(rewards, MASK, shift_mean=False)

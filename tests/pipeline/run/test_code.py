@@ -70,6 +70,9 @@ def with_a_line(text: str) -> str:
         ("pipeline.training.value_pretraining", {}, {"critic"}),
         ("pipeline.training.trainer", {}, {"train"}),
         ("pipeline.training.parts.brakes", {}, {"train"}),
+        ("pipeline.training.parts.entropy", {}, set()),
+        ("pipeline.training.parts.entropy", {"entropy__coef": 0.1}, {"train"}),
+        ("pipeline.training.natural_step", {}, set()),
         ("pipeline.stopping", {}, {"train"}),
         ("pipeline.schedule", {}, {"train"}),
         ("pipeline.rewards.learned", {}, SCORED),
@@ -112,7 +115,7 @@ def test_comments_docstrings_and_new_entries_of_a_registry_build_nothing(copied:
     assert rebuilt(copied, "pipeline.rewards.kinds", registered) == set()
     replaced = rebuilt(copied, "pipeline.rewards.kinds", lambda text: text.replace("ocr:load", "lexicon:load"))
     assert replaced == set(), "nothing here is scored by ocr"
-    changed = rebuilt(copied, "pipeline.algorithms.registry", lambda text: text.replace("surrogates.clipped", "print"))
+    changed = rebuilt(copied, "pipeline.algorithms.kinds", lambda text: text.replace("surrogates:clipped", "base:clip"))
     assert changed == {"train"}
 
 

@@ -20,7 +20,7 @@ from pipeline.algorithms.mathematics.controllers import lr_schedule, scheduled
 from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, handle_missing_eos, non_score_reward
 from pipeline.algorithms.mathematics.token_groups import credited
-from pipeline.algorithms.registry import ESTIMATORS, SURROGATES
+from pipeline.algorithms.registry import estimator_of, surrogate_of
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import cut_at
@@ -82,8 +82,8 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "entropy.control": lambda patch: scheduled(made(entropy__control=NEW).entropy.schedule, 0.5),
     "kl.place": lambda patch: beta_in_reward(0.1, NEW),
     "kl.reward_estimator": lambda patch: non_score_reward(ONE, ONE, ONE > 0, 0.1, NEW),
-    "algorithm.advantage": lambda patch: ESTIMATORS[NEW],
-    "algorithm.trust_region": lambda patch: SURROGATES[NEW],
+    "algorithm.advantage": lambda patch: estimator_of(made(algorithm__advantage=NEW).algorithm),
+    "algorithm.trust_region": lambda patch: surrogate_of(made(algorithm__trust_region=NEW).algorithm),
     "algorithm.aggregation": lambda patch: response_weights(ONE, ONE, 1, 1, made(algorithm__aggregation=NEW).algorithm),
     "kl.loss_estimator": lambda patch: kl_loss(ONE, ONE, ONE, NEW),
     "kl.loss_estimator of a group": lambda patch: group_kl_loss(ONE, NEW),

@@ -20,7 +20,7 @@ from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.experience import Experience, Measured
 from pipeline.training.judging import Scores, final_scores
-from pipeline.training.parts.registry import parts_of
+from pipeline.training.part import parts_of
 from pipeline.training.rollout import drift_metrics, reward_metrics, sampling_metrics
 from pipeline.training.surrogate import surrogate_term
 from pipeline.training.token_stats import token_stats

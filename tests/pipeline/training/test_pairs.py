@@ -10,7 +10,7 @@ import pytest
 import torch
 from tinytrial import ROUNDING, model, moved, preset, run, stored_pairs, trainer
 
-from pipeline.algorithms.mathematics.preference import LOSSES
+from pipeline.algorithms.mathematics.preference import dpo_loss, ipo_loss
 from pipeline.models.policy import ActorCritic
 from pipeline.training.experience import Experience, in_turn
 from pipeline.training.trainer import Trainer
@@ -54,9 +54,9 @@ def plain_loss(one: Trainer, experience: Experience, pairs: list[tuple[int, int]
             bonus = bonus - (log_pi.exp() * log_pi).sum() / n / (2 * len(pairs))
         sign = float(experience.advantages[pair[0], 0])
         if sign:
-            losses.append(LOSSES[cfg.algorithm.trust_region].of(sign * (gained[0] - gained[1]), BETA))
-    scale = BETA if cfg.algorithm.trust_region == "ipo" else 1 / BETA
-    return torch.stack(losses).mean() * scale - cfg.entropy.coef * bonus
+            margin, ipo = sign * (gained[0] - gained[1]), cfg.algorithm.trust_region == "ipo"
+            losses.append(ipo_loss(margin, BETA) * BETA if ipo else dpo_loss(margin, BETA) / BETA)
+    return torch.stack(losses).mean() - cfg.entropy.coef * bonus
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from naive import prefix
 from tinytrial import CONTROLS, FLOOR, RLOO, preset, rows_of, run, score_in_two, trainer
 
+from pipeline.algorithms.kinds import PARTS
 from pipeline.algorithms.mathematics.controllers import doubled_or_halved, lr_schedule, multiplier
 from pipeline.config.trial import TrialConfig
 from pipeline.training.judging import score_rows
-from pipeline.training.part import Part, Terms
-from pipeline.training.parts.brakes import Guard
-from pipeline.training.parts.old_kl import LIMIT, OldKl
-from pipeline.training.parts.registry import PARTS, parts_of
+from pipeline.training.part import Part, Terms, parts_of
+from pipeline.training.parts.old_kl import LIMIT
 from pipeline.training.trainer import Trainer
 from pipeline.training.update import Learner
 
@@ -98,7 +97,8 @@ def test_schedules_by_hand(section: str, control: str, expected: list[float]) ->
 
 def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
     for kl, end in ((0.0, 0.5 / LIMIT), (1.0, 0.5 * LIMIT)):
-        part = OldKl(cfg(algorithm__kl_penalty__coef=0.5, algorithm__kl_penalty__target=0.01))
+        knobs = {"trust_region": "kl_penalty", "kl_penalty__coef": 0.5, "kl_penalty__target": 0.01}
+        part: Any = parts_of(cfg(**{f"algorithm__{name}": value for name, value in knobs.items()}))["old_kl"]
         for _ in range(30):
             part.after({"policy/old_kl": kl}, True)
         assert part.coef == end
@@ -132,7 +132,7 @@ def test_the_guard_against_a_plain_model(events: list[float | None], hold: int) 
     """None is a gradient step, a number a rollout: a step is cut if fewer than `hold` steps lie between it and an
     alarm, which is above the threshold of 0.015."""
     knobs = {"guard": True, "guard_kl": 0.015, "guard_factor": 0.5, "guard_steps": hold}
-    part, since_alarm = Guard(cfg(**{f"optimiser__{name}": value for name, value in knobs.items()})), hold
+    part, since_alarm = parts_of(cfg(**{f"optimiser__{name}": value for name, value in knobs.items()}))["guard"], hold
     for event in events:
         if event is None:
             assert part.step({}).factor == (0.5 if since_alarm < hold else 1.0)
@@ -172,13 +172,13 @@ EVERYTHING: dict[str, Any] = {
 SEEN = {KL: 9.0, "objective/kl_per_token": 9.0, ENTROPY: 0.1, "reward/odd": -2.0, "policy/old_kl": 9.0}
 
 
-def states(parts: dict[str, Part]) -> dict[str, Any]:
+def states(parts: dict[str, Part[Any]]) -> dict[str, Any]:
     return {name: part.state() for name, part in parts.items()}
 
 
-def test_a_plain_trial_has_a_kl_coefficient_alone_and_every_part_a_name_of_its_own() -> None:
+def test_a_plain_trial_has_a_kl_coefficient_alone() -> None:
     assert [*parts_of(cfg())] == ["kl"]
-    assert len({kind.name for kind in PARTS}) == len(PARTS) == len(parts_of(cfg(**EVERYTHING)))
+    assert [*parts_of(cfg(**EVERYTHING))] == [*PARTS]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_scores_with_a_weight_do_not_depend_on_how_many_are_scored_at_once(tmp_p
     one = trainer(tmp_path, runtime={"rollout_batch_size": rows_at_once}, **FLOOR)
     episodes, rows = one._rollout().episodes, list(range(8))
     plain = score_in_two(episodes, rows)
-    scores = score_rows(replace(one.rollout_context, terms=Terms(floor_weight=3.0)), episodes, rows)
+    scores = score_rows(replace(one.rollout_context, terms=Terms(floor=("odd", 3.0))), episodes, rows)
     assert scores.proxy == pytest.approx((plain.proxy + 3 * plain.parts["odd"]) / 4)
     assert (scores.prompts, scores.texts) == (plain.prompts, plain.texts)
     assert torch.equal(scores.parts["odd"], plain.parts["odd"])
