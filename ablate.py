@@ -177,9 +177,9 @@ app.command("import")(guarded(import_command))
 
 def _draw(study: Study, folder: StudyFolder) -> Path | None:
     """Draw the report of a study that has just ended."""
-    from reports.pages.fresh import current_report
+    from reports.pages.report import render_report
 
-    return current_report(folder, study)
+    return render_report(folder, study)
 
 
 def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:
 def main() -> None:
     """Run a command and exit with its code."""
     atexit.register(gc.freeze)  # to look for cycles among all that ends with the process takes half a second
-    cli.report_with(_draw, _judge, "reports.interim")
+    cli.report_with(_draw, _judge, "reports.console")
     try:
         app()
     except KeyboardInterrupt:

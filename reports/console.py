@@ -1,14 +1,24 @@
-"""What the commands `report` and `compare` do: pages from what is recorded. No training."""
+"""What the commands `report`, `compare` and `falsify` ask of the records: pages and verdicts, without training.
+
+``python -m reports.console FOLDER`` is a look at a study that is still running: it draws the page and prints the answer
+so far.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pipeline.run.layout import StudyFolder
-    from studies.definition.schema import Study
+from pipeline.errors import UserError
+from pipeline.run.layout import Layout, StudyFolder, read_json
+from studies.definition.schema import Study
+
+NICENESS = 10
+"""Of an interim look: trials go first."""
 
 
 def report(
@@ -21,18 +31,18 @@ def report(
     """Render the report of a study, given by name or YAML path, and return the path of its page.
 
     `profile` replaces the study's own; `out` is the output root, `Layout.at` of it; for `without_missing` see
-    `reports.pages.fresh.current_report`. Raises `UserError` and `Damaged`.
+    `reports.records.load.load_records`. Raises what `reports.pages.report.render_report` does.
     """
-    from pipeline.run.layout import Layout
-    from reports.pages.fresh import current_report
-    from reports.records.find import find_study
+    from reports.pages.report import render_report
+    from reports.records.load import find_study
 
     found = find_study(Layout.at(out), study, profile)
-    return current_report(*found, without_missing=without_missing)
+    return render_report(*found, without_missing=without_missing)
 
 
 def judged(folder: StudyFolder, study: Study) -> dict[str, Any]:
-    """The verdict on each hypothesis of a study that has run, as plain values. Raises what reading its records does."""
+    """Return the verdict on each hypothesis of a study that has run, as plain values. Raises what reading its records
+    does."""
     from reports.findings.hypotheses import judge
     from reports.records.load import load_records
     from reports.text.hypotheses import summary
@@ -48,16 +58,13 @@ def compare(
     *,
     without_missing: bool = False,
 ) -> tuple[Path, str]:
-    """Set studies, given by name or YAML path, side by side; returns the path of the page and its summary.
+    """Set studies, given by name or YAML path, side by side; return the path of the page and its summary.
 
     Raises `UserError`, also for a study that is given twice.
     """
-    from pipeline.errors import UserError
-    from pipeline.run.layout import Layout
     from reports.findings.findings import analyse
     from reports.pages.compare import Compared, compare_studies
-    from reports.records.find import find_study
-    from reports.records.load import load_records
+    from reports.records.load import find_study, load_records
 
     layout = Layout.at(out)
     located = [find_study(layout, name, profile) for name in studies]
@@ -65,8 +72,21 @@ def compare(
     for index, path in enumerate(paths):
         if path in paths[:index]:
             raise UserError(f"compare: the study '{studies[index]}' is given twice; name different ones")
-    compared = [
-        Compared(records, analyse(records))
-        for records in (load_records(folder, study, without_missing=without_missing) for folder, study in located)
-    ]
-    return compare_studies(compared, layout.root / "compare")
+    loaded = [load_records(folder, study, without_missing=without_missing) for folder, study in located]
+    return compare_studies([Compared(records, analyse(records)) for records in loaded], layout.root / "compare")
+
+
+def interim(folder: StudyFolder) -> str:
+    """Draw the page from what is recorded, and return its first sentence."""
+    from reports.pages.report import render_report
+
+    started = folder.started()
+    render_report(folder, Study.model_validate({**started["study"], "source": started["source"]}))
+    return str(read_json(folder.claims_file)["answer"])
+
+
+if __name__ == "__main__":
+    with suppress(OSError):
+        os.nice(NICENESS)
+    place = Path(sys.argv[1])
+    print(interim(StudyFolder(place.parents[2], place)))

@@ -1,20 +1,17 @@
-"""Best of n answers to the held-out prompts: of the reference's, what needs no gradient, by the same judge; and which
-arms answer so."""
+"""Best of n of the reference's answers to the held-out prompts, chosen by the proxy; and which arms answer so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from reports.findings.bound import best_of, table_of
+from reports.findings.bound import best_of_kl, table_of
 from reports.records.load import StudyRecords
 from reports.statistics import best_of_n, two_level
 from reports.statistics.two_level import Array, Estimate
 from studies.definition.design import Cell
 
-By = Literal["proxy", "gold"]
 DRAWS = "draws.parquet"
 ENDING = "ending"
 """A column of the draws that a cyclic judge decides by as well."""
@@ -22,11 +19,9 @@ ENDING = "ending"
 
 @dataclass(frozen=True)
 class BestOfN:
-    """What one choice among the reference's answers reaches."""
+    """What the best of n of the reference's answers reaches, chosen by the training reward."""
 
     n: int
-    by: By
-    """What chooses: the training reward, or the judge itself."""
     kl: float
     """nats per sequence, at most."""
     gold: Estimate
@@ -48,23 +43,21 @@ def arms_with_another_reference(records: StudyRecords) -> list[str]:
 
 
 def best_of_draws(records: StudyRecords) -> list[BestOfN]:
-    """Every n, by the proxy and by the judge; empty where the draws are no longer in the store, or are single ones."""
+    """Return every n; empty where the draws are no longer in the store, or are single ones."""
     tables = [table for where in _references(records) if (table := _draws(records, where)) is not None]
-    shapes = {table["gold"].shape for table in tables}
-    if len(shapes) != 1 or next(iter(shapes))[1] < 2:
+    sizes = {table["gold"].shape for table in tables}
+    if len(sizes) != 1 or (size := next(iter(sizes))[1]) < 2:
         return []
-    # Of a cyclic judge there is no best answer to choose.
-    size, chooses = next(iter(shapes))[1], ("proxy",) if any(ENDING in table for table in tables) else ("proxy", "gold")
-    return [_choice(n, by, tables, size) for by in chooses for n in range(1, size + 1)]  # type: ignore[arg-type]
+    return [_choice(n, tables, size) for n in range(1, size + 1)]
 
 
-def _choice(n: int, by: By, tables: list[dict[str, Array]], size: int) -> BestOfN:
-    gold = np.stack([best_of_n.best_of(n, table[by], table["gold"]) for table in tables])
+def _choice(n: int, tables: list[dict[str, Array]], size: int) -> BestOfN:
+    gold = np.stack([best_of_n.best_of(n, table["proxy"], table["gold"]) for table in tables])
     rate = None
     if n < size:
-        wins = [best_of_n.win_rate(n, table[by], table["gold"], table.get(ENDING)) for table in tables]
+        wins = [best_of_n.win_rate(n, table["proxy"], table["gold"], table.get(ENDING)) for table in tables]
         rate = two_level.rate(np.stack(wins))
-    return BestOfN(n, by, best_of(n)[0], two_level.mean(gold), rate)
+    return BestOfN(n, best_of_kl(n), two_level.mean(gold), rate)
 
 
 def _references(records: StudyRecords) -> list[str]:

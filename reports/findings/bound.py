@@ -1,5 +1,5 @@
-"""The best that any policy can reach at a given drift from the reference, whatever trained it. Pure functions, and the
-samples they need.
+"""The best that any policy can reach at a given drift from the reference, whatever trained it, and the samples that
+this follows from.
 
 Of all policies within KL nats per sequence of the reference, ``ref * exp(b r)`` has the highest mean of r, with b
 such that it uses up the KL (Donsker and Varadhan; Korbak 2022). Its mean and its KL follow from samples of the
@@ -30,73 +30,52 @@ _Z = 1.959963984540054
 class Path:
     """What reweighting the reference's samples ever more strongly gives; all arrays (B,), from no drift on."""
 
-    strength: Array
-    """b, per unit of the score that weighs: 1 / beta for a reward that PPO is trained on."""
     kl: Array
     """nats per sequence."""
     value: Array
-    """Weighted mean of the score that is shown."""
+    """Weighted mean of the score."""
     low: Array
     high: Array
-    """95 % interval of `value` from the samples' number, at the same KL (at the same b where another score weighs)."""
+    """95 % interval of `value` from the samples' number, at the same KL."""
     effective: Array
     """Samples that still count: 1 / sum of squared weights."""
 
 
-@dataclass(frozen=True)
-class ReferenceScores:
-    """Scores of the reference's own samples on training prompts, as the reward stage left them."""
-
-    gold: Array
-    """(N,) judge points."""
-    proxy: Array
-    """(M,) std of reference samples; of completions that the proxy was not trained on."""
-    proxy_gold: Array
-    """(M,) judge points of the same completions."""
-    gold_prompts: NDArray[np.intp]
-    """(N,) numbers of the prompts that `gold` is about: samples of one prompt are no independent evidence."""
-    proxy_prompts: NDArray[np.intp]
-    """(M,) the same for `proxy`."""
-
-
-def tilted(weighing: Array, shown: Array | None = None, groups: NDArray[np.intp] | None = None) -> Path:
-    """The path of ``ref * exp(b * weighing)`` and the mean of `shown` on it; by default of `weighing` itself: then it
-    is the bound.
+def tilted(scores: Array, groups: NDArray[np.intp] | None = None) -> Path:
+    """Return the path of ``ref * exp(b * scores)``: the highest mean score of any policy at each KL.
 
     ``KL(b) = b E_b[r] - log E_ref[exp(b r)]``. Samples of all prompts are pooled; that also lets the bound shift
     weight between prompts, which no policy can, so that it is never too low for that. The path ends where fewer than
-    `LEAST_EFFECTIVE` samples count. Interval: delta method, over `groups` of samples that are independent of each other
-    (the prompts; by default every sample is one); of the bound at fixed KL it is that of ``log E_ref[exp(b r)] / b``.
+    `LEAST_EFFECTIVE` samples count. Interval at fixed KL: that of ``log E_ref[exp(b r)] / b`` by the delta method, over
+    `groups` of samples that are independent of each other (the prompts; by default every sample is one).
     Shapes: (N,) all. Raises `ValueError` without samples or for scores that do not vary.
     """
-    n = len(weighing)
+    n = len(scores)
     codes = np.arange(n) if groups is None else groups
 
     def error_of(influence: Array) -> float:
         """Standard error of a sum of independent groups, from what every sample moves it by (N,)."""
         return float(np.sqrt((np.bincount(codes, influence) ** 2).sum()))
 
-    spread = float(weighing.std()) if n else 0.0
+    spread = float(scores.std()) if n else 0.0
     if not spread > 0:
         raise ValueError("scores of at least two samples that differ are needed")
-    values = weighing if shown is None else shown
-    rows = [(0.0, 0.0, float(values.mean()), error_of((values - values.mean()) / n), float(n))]
+    rows = [(0.0, float(scores.mean()), error_of((scores - scores.mean()) / n), float(n))]
     for b in _STRENGTHS / spread:
-        tilt = b * (weighing - weighing.max())
+        tilt = b * (scores - scores.max())
         weights = np.exp(tilt)
         total = float(weights.sum())
         weights /= total
         effective = 1.0 / float((weights**2).sum())
         if effective < LEAST_EFFECTIVE:
             break
-        # Not `weights @ values`: BLAS sums in another order with another number of threads, and reports are equal to
+        # Not `weights @ scores`: BLAS sums in another order with another number of threads, and reports are equal to
         # the byte.
-        mean = float((weights * values).sum())
+        mean = float((weights * scores).sum())
         kl = float((weights * tilt).sum()) - float(np.log(total / n))
-        error = error_of(weights - 1 / n) / b if shown is None else error_of(weights * (values - mean))
-        rows.append((float(b), max(0.0, kl), mean, error, effective))
-    strength, kls, means, errors, effectives = (np.array(column) for column in zip(*rows, strict=True))
-    return Path(strength, kls, means, means - _Z * errors, means + _Z * errors, effectives)
+        rows.append((max(0.0, kl), mean, error_of(weights - 1 / n) / b, effective))
+    kls, means, errors, effectives = (np.array(column) for column in zip(*rows, strict=True))
+    return Path(kls, means, means - _Z * errors, means + _Z * errors, effectives)
 
 
 def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
@@ -120,22 +99,18 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
     return np.maximum(kl, 0.0), rate
 
 
-def best_of(n: int, scores: Array | None = None) -> tuple[float, float]:
-    """Best of n reference samples: its KL, log n - (n - 1) / n nats at most, and its win rate n / (n + 1), or the mean
-    best of `scores`.
+def best_of_kl(n: int) -> float:
+    """Return the KL of the best of n samples to their distribution, at most: log n - (n - 1) / n, nats per sequence.
 
-    >>> best_of(1), round(best_of(4)[0], 3), best_of(4)[1]
-    ((0.0, 0.5), 0.636, 0.8)
+    >>> best_of_kl(1), round(best_of_kl(4), 3)
+    (0.0, 0.636)
     """
-    kl = float(np.log(n) - (n - 1) / n)
-    if scores is None:
-        return kl, n / (n + 1)
-    rank = np.arange(len(scores) + 1) / len(scores)
-    return kl, float((np.diff(rank**n) * np.sort(scores)).sum())
+    return float(np.log(n) - (n - 1) / n)
 
 
-def reference_scores(records: StudyRecords) -> ReferenceScores | None:
-    """What the reward stage that most trials share scored, or None where its tables are no longer in the store."""
+def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | None:
+    """Return the judge's scores of the reference's samples on training prompts, judge points, and the prompt of each,
+    (N,); from the reward stage that most trials share. None where its tables are no longer in the store."""
     stages = [entry for entry in records.upstream if entry["stage"] == "reward"]
     if not stages:
         return None
@@ -143,17 +118,14 @@ def reference_scores(records: StudyRecords) -> ReferenceScores | None:
     samples = table_of(records, where, "reference_samples.parquet")
     if samples is None:
         return None
-    proxy, own = samples["proxy"].to_numpy(dtype=np.float64), samples["gold"].to_numpy(dtype=np.float64)
-    gold, prompts = [own], [samples["prompt"]]
+    parts = [samples[["prompt", "gold"]]]
     if (pairs := table_of(records, where, "pairs.parquet")) is not None:
-        again = (
-            pairs["heldout"].to_numpy(dtype=bool) if "source" in samples.columns else np.zeros(len(pairs), dtype=bool)
-        )
-        gold += [pairs[column].to_numpy(dtype=np.float64)[~again] for column in ("gold_first", "gold_second")]
-        prompts += [pairs["prompt"][~again]] * 2
-    whole, numbers = np.concatenate(gold), pd.factorize(pd.concat(prompts))[0]
-    known, finite = np.isfinite(whole), np.isfinite(proxy) & np.isfinite(own)
-    return ReferenceScores(whole[known], proxy[finite], own[finite], numbers[known], numbers[: len(own)][finite])
+        if "source" in samples.columns:
+            pairs = pairs[~pairs["heldout"].astype(bool)]  # the held-out pairs are among the samples
+        parts += [pairs[["prompt", key]].set_axis(["prompt", "gold"], axis=1) for key in ("gold_first", "gold_second")]
+    whole = pd.concat(parts, ignore_index=True)
+    known = np.isfinite(whole["gold"].to_numpy(dtype=np.float64))
+    return whole["gold"].to_numpy(dtype=np.float64)[known], pd.factorize(whole["prompt"])[0][known]
 
 
 def table_of(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
-from pipeline.run.layout import StudyFolder, TrialRecord, read_json
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json
 from pipeline.run.lost import refuse_lost
 from pipeline.run.metrics import known
 from pipeline.run.store import file_in
-from reports.records.find import require_run
 from reports.records.trial_tables import (
     ANSWER_COLUMNS,
     PROMPT_COLUMNS,
@@ -31,8 +30,9 @@ from reports.text.words import setting
 from studies.claims.badges import Standing, standing
 from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
-from studies.definition.schema import Study
+from studies.definition.schema import Study, load_study
 from studies.definition.search import SEARCH, confirmation
+from studies.hints import command
 
 MISSING = "missing"
 STALE = "stale"
@@ -238,6 +238,37 @@ class _Gathered:
     prompts: list[pd.DataFrame] = field(default_factory=list)
     samples: list[pd.DataFrame] = field(default_factory=list)
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+
+def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:
+    """The study as its YAML says now, and its folder; `profile` replaces the study's own.
+
+    Raises `UserError` when there is no such study, or when it has never been run on that profile.
+    """
+    study = load_study(name_or_path)
+    folder = layout.study(study.name, profile or study.profile)
+    require_run(folder, study)
+    return folder, study
+
+
+def require_run(folder: StudyFolder, study: Study) -> None:
+    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not what
+    was written."""
+    if folder.started():
+        return
+    if study.imported is not None:
+        raise UserError(
+            f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER"
+            f" --name {study.name} --map MAP"
+        )
+    profile = folder.path.name
+    others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
+    seen = f"; it has been run on: {', '.join(others)}" if others else ""
+    how = command("study", study.argument, None if profile == study.profile else profile)
+    raise UserError(
+        f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first:"
+        f" {how}"
+    )
 
 
 def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> StudyRecords:

@@ -39,7 +39,7 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
         " that step is shown."
     )
     shape = [(head, lambda row, at=at: row[at]) for at, head in enumerate(_HEADS)]
-    return declared("claims", "What was claimed, and what became of it", note, rows, shape, data, _COLUMNS)
+    return declared("claims", "Verdicts on hypotheses and claims", note, rows, shape, data, _COLUMNS)
 
 
 def _hypothesis(one: Judgement) -> tuple[TableCell, ...]:

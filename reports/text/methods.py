@@ -139,4 +139,4 @@ def _bounds(records: StudyRecords) -> str:
     if records.prompts.empty or records.study.imported is not None:
         return ""
     scores = reference_scores(records)
-    return say("methods", "bounds", samples=len(scores.gold) if scores else 0)
+    return say("methods", "bounds", samples=len(scores[0]) if scores else 0)

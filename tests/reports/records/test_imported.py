@@ -16,8 +16,7 @@ from pipeline.run.layout import Layout, StudyFolder
 from reports.figures import style
 from reports.findings.findings import analyse
 from reports.pages.report import render_report
-from reports.records.find import find_study
-from reports.records.load import load_records
+from reports.records.load import find_study, load_records
 from reports.text.answer import answer
 from studies.definition.schema import Study, load_study
 from studies.importing.run import import_folder

@@ -15,8 +15,7 @@ from helpers import republish, write_record, write_sealed
 
 from pipeline.errors import Damaged, Lost, UserError
 from pipeline.run.layout import Layout
-from reports.records.find import find_study
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords, find_study, load_records
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built

@@ -14,8 +14,7 @@ import trl_logs
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, TrialRecord
 from reports.findings.findings import Findings, analyse
-from reports.records.find import find_study
-from reports.records.load import load_records
+from reports.records.load import find_study, load_records
 from studies.importing.run import import_folder
 
 Run = Callable[..., str]
