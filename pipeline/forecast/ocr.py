@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.ocr_settings import OcrSettings
-from pipeline.rewards.reading import CROP, work_of
-from pipeline.rewards.rendering import GRID
+from pipeline.rewards.reading import CROP, work
+from pipeline.rewards.rendering import CHARACTERS, COLUMNS, GRID
 from pipeline.rewards.settings import Scorer
 
 TOKENS_PER_WORD = 1.5
@@ -26,19 +26,14 @@ slower."""
 def image_seconds(cfg: OcrSettings, tokens: int) -> float:
     """Seconds of one core for a response of so many tokens: an estimate, from the size of its image.
 
-    Turned images are somewhat larger, which is left out. Files that are not there or are no networks, which a trial
-    refuses before it starts, count as the networks that rapidocr brings: a plan has to come as far as that refusal.
+    Turned images are somewhat larger, which is left out.
     """
-    letters = min(tokens / TOKENS_PER_WORD * LETTERS, cfg.characters)
-    lines = math.ceil(letters / cfg.columns)
-    sides = min(letters, cfg.columns) * WIDE * cfg.size, lines * HIGH * cfg.size
+    letters = min(tokens / TOKENS_PER_WORD * LETTERS, CHARACTERS)
+    lines = math.ceil(letters / COLUMNS)
+    sides = min(letters, COLUMNS) * WIDE * cfg.size, lines * HIGH * cfg.size
     height, width = (GRID * math.ceil((side + cfg.size) / GRID) for side in sides)
-    try:
-        work = work_of(cfg)
-    except Exception:  # onnxruntime, where it is installed at all, raises classes of its own
-        work = work_of(OcrSettings())
-    found, _ = work.of(height * width, [])
-    read, _ = work.of(0, [letters / lines * WIDE / HIGH * CROP] * lines)
+    found, _ = work(height * width, [])
+    read, _ = work(0, [letters / lines * WIDE / HIGH * CROP] * lines)
     return found / SPEED["detector"] + read / SPEED["recogniser"]
 
 

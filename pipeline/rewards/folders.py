@@ -1,14 +1,13 @@
-"""What can be said of a classifier and of other files before they are loaded, and of labels."""
+"""What can be said of a classifier before it is loaded, and of its labels."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.named_files import UNREADABLE, first_line, is_file, require_file, state
+from pipeline.named_files import UNREADABLE, first_line, require_file, state
 
 MOST_CONFIG = 2**20
 """Bytes of a model's config.json; a list of a million labels is none that anybody reads."""
@@ -45,12 +44,3 @@ def label_index(names: dict[int, str], label: str | None, key: str) -> int:
             f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}"
         )
     return known[label]
-
-
-def check_file(key: str, name: str, endings: Sequence[str]) -> None:
-    """Refuse what is no file, or has another ending. Raises `UserError`."""
-    if not is_file(Path(name)) or Path(name).suffix.lower() not in endings:
-        raise UserError(
-            f"{key} = '{name}' is no file *{' or *'.join(endings)}; give the path of one (ids of the hub are not read),"
-            " or leave it out"
-        )

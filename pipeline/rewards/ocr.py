@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserError
 from pipeline.models.meter import Tallied
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ocr_settings import OcrSettings
-from pipeline.rewards.reading import Reader, Reading, paddle_reader
+from pipeline.rewards.reading import Reader, paddle_reader
 from pipeline.rewards.rendering import plain, render, written
 
 KEPT = 65_536
@@ -46,12 +45,11 @@ class Legibility:
 class OcrReward:
     """The score of each completion by itself; a text that was read before is not read again.
 
-    `section` is for messages. Images are read by as many threads as torch has. Scoring raises `UserError` where a
-    detector's confidence is no number in [0, 1].
+    Images are read by as many threads as torch has.
     """
 
-    def __init__(self, section: str, cfg: OcrSettings, reader: Reader) -> None:
-        self._section, self._cfg, self._reader = section, cfg, reader
+    def __init__(self, cfg: OcrSettings, reader: Reader) -> None:
+        self._cfg, self._reader = cfg, reader
         self._known: dict[str, Legibility] = {}
         self._work = Tallied()
         self.networks: Sequence[Any] = [self._work]
@@ -68,7 +66,7 @@ class OcrReward:
         return [self._known[text] for text in texts]
 
     def _read(self, texts: Sequence[str]) -> None:
-        drawn = {text: written(text, self._cfg.columns, self._cfg.characters) for text in texts}
+        drawn = {text: written(text) for text in texts}
         self._known |= {text: Legibility(0.0, 1.0) for text, one in drawn.items() if not one.lines}
         visible = {text: one for text, one in drawn.items() if one.lines}
         images = (render(one, self._cfg) for one in visible.values())
@@ -77,15 +75,7 @@ class OcrReward:
         for (text, one), reading in zip(visible.items(), readings, strict=True):
             self._work.add(reading.flops, reading.bytes)
             error = character_error_rate(one.text, plain(reading.text), one.cut)
-            self._known[text] = Legibility(self._checked(reading), error)
-
-    def _checked(self, reading: Reading) -> float:
-        if not 0.0 <= reading.confidence <= 1.0:
-            raise UserError(
-                f"{self._section}.ocr.detector = {self._cfg.detector!r}: the confidence {reading.confidence} is no"
-                " number in [0, 1]; use a detector of PP-OCR"
-            )
-        return reading.confidence
+            self._known[text] = Legibility(reading.confidence, error)
 
 
 def character_error_rate(correct: str, read: str, cut: int = 0) -> float:
@@ -116,4 +106,4 @@ def distance(first: str, second: str) -> int:
 
 def load(section: str, cfg: OcrSettings, device: torch.device, room: Room) -> OcrReward:
     """The networks run on the CPU, whatever the device. Raises `UserError` where they cannot be had."""
-    return OcrReward(section, cfg, paddle_reader(section, cfg))
+    return OcrReward(cfg, paddle_reader(section))

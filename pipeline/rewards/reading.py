@@ -7,13 +7,9 @@ confidence of a box is the mean of these probabilities in it. Boxes whose confid
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +17,14 @@ from numpy.typing import NDArray
 from pipeline.errors import UserError
 from pipeline.faults import in_words
 from pipeline.resources.packages import check_ocr
-from pipeline.rewards.folders import check_file
-from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.rendering import GRID, PAPER
 
-Part = Literal["detector", "recogniser"]
 CROP, SHORTEST = 48, 320
-"""Height of a crop that a recogniser reads, and the least width; wider ones keep their proportions [pixels]."""
-BUNDLED: Mapping[Part, float] = {"detector": 21_160.0, "recogniser": 142_200.0}
-"""FLOPs of the networks that come with rapidocr 3.10 (PP-OCRv6, small), for each pixel that they are given: counted as
-in `flops_per_pixel`."""
-BUNDLED_BYTES: Mapping[Part, float] = {"detector": 9.9e6, "recogniser": 21.2e6}
+"""Height of a crop that the recogniser reads, and the least width; wider ones keep their proportions [pixels]."""
+DETECTOR, RECOGNISER = 21_160.0, 142_200.0
+"""FLOPs of the networks of rapidocr 3.10 (PP-OCRv6, small) for each pixel: convolutions and matrix products."""
+DETECTOR_BYTES, RECOGNISER_BYTES = 9.9e6, 21.2e6
 """Sizes of their files, which is about what their weights take."""
-MULTIPLIES = ("Conv", "ConvTranspose", "MatMul", "Gemm")
 
 
 @dataclass(frozen=True)
@@ -56,41 +47,30 @@ class Reader(Protocol):
         """Of grey levels (H, W)."""
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the two networks take: FLOPs for each pixel, and bytes of weights."""
-
-    flops: Mapping[Part, float]
-    bytes: Mapping[Part, float]
-
-    def of(self, pixels: int, widths: Sequence[float]) -> tuple[float, float]:
-        """(FLOPs, bytes) of an image of so many pixels and of crops so many pixels wide at the height `CROP`."""
-        read = sum(max(width, SHORTEST) for width in widths) * CROP
-        return (
-            self.flops["detector"] * pixels + self.flops["recogniser"] * read,
-            self.bytes["detector"] + self.bytes["recogniser"] * len(widths),
-        )
+def work(pixels: int, widths: Sequence[float]) -> tuple[float, float]:
+    """(FLOPs, bytes) of an image of so many pixels and of crops so many pixels wide at the height `CROP`."""
+    read = sum(max(width, SHORTEST) for width in widths) * CROP
+    return DETECTOR * pixels + RECOGNISER * read, DETECTOR_BYTES + RECOGNISER_BYTES * len(widths)
 
 
 class PaddleReader:
     """PP-OCR on one CPU thread an image, so that the number of threads changes no digit. Safe to call from several
     threads."""
 
-    def __init__(self, detector: Any, recogniser: Any, work: Work) -> None:
-        self._detector, self._recogniser, self._work = detector, recogniser, work
+    def __init__(self, detector: Any, recogniser: Any) -> None:
+        self._detector, self._recogniser = detector, recogniser
 
     def __call__(self, image: NDArray[np.uint8]) -> Reading:
         colour = np.repeat(image[:, :, None], 3, axis=2)
         found = self._detector(colour)
         if found.boxes is None:
-            flops, moved = self._work.of(image.size, [])
-            return Reading("", 0.0, flops, moved)
+            return Reading("", 0.0, *work(image.size, []))
         boxes = np.asarray(found.boxes, dtype=np.float64)[reading_order(found.boxes)]
         crops = self._detector.crop_text_regions(colour, boxes.astype(np.float32))
         # One at a time: in a batch, a crop is padded to the width of the widest.
         texts = [text for crop in crops for text in self._recogniser(crop).txts or ()]
-        flops, moved = self._work.of(image.size, [CROP * crop.shape[1] / crop.shape[0] for crop in crops])
-        return Reading(" ".join(filter(None, texts)), float(np.mean(found.scores)), flops, moved)
+        widths = [CROP * crop.shape[1] / crop.shape[0] for crop in crops]
+        return Reading(" ".join(filter(None, texts)), float(np.mean(found.scores)), *work(image.size, widths))
 
 
 def reading_order(boxes: Any) -> list[int]:
@@ -109,39 +89,27 @@ def reading_order(boxes: Any) -> list[int]:
     return [box for line in lines for box in sorted(line, key=lambda one: (centres[one, 0], one))]
 
 
-def paddle_reader(section: str, cfg: OcrSettings) -> PaddleReader:
-    """The reader of a configuration; `section` names it in messages.
+def paddle_reader(section: str) -> PaddleReader:
+    """The networks that come with rapidocr; `section` names in messages who wants them.
 
-    Raises `UserError` where the packages are not installed, or a file is no network of PP-OCR.
+    Raises `UserError` where the packages are not installed or do not load.
     """
     check_ocr(f"{section}.kind")
-    for part in ("detector", "recogniser"):
-        if (path := getattr(cfg, part)) is not None:
-            check_file(f"{section}.ocr.{part}", path, (".onnx",))
     import cv2
     from rapidocr import RapidOCR
 
     cv2.setNumThreads(1)
-    engines = {}
-    for part, name, other in (("detector", "Det", "rec"), ("recogniser", "Rec", "det")):
-        path = getattr(cfg, part)
-        try:
-            if path is not None and part == "recogniser":
-                _check_alphabet(path)
-            engine = RapidOCR(params=_settings(name, other, path))
+    try:
+        engines = [RapidOCR(params=_settings(other)) for other in ("rec", "det")]
+        for engine in engines:
             engine(np.full((CROP, SHORTEST, 3), PAPER, np.uint8))  # loads its network
-        except Exception as error:  # onnxruntime and rapidocr raise classes of their own for "no such network"
-            raise UserError(
-                f"{section}.ocr.{part} = {path!r} could not be loaded as a {part} of PP-OCR ({in_words(error)}); name"
-                f" an .onnx file made for rapidocr, such as PP-OCRv5_server_{name.lower()}.onnx, or leave it out"
-            ) from None
-        engines[part] = engine
-    return PaddleReader(engines["detector"], engines["recogniser"], work_of(cfg))
+    except Exception as error:  # onnxruntime and rapidocr raise classes of their own
+        raise UserError(f"{section}.kind = 'ocr': PP-OCR could not be loaded ({in_words(error)})") from None
+    return PaddleReader(*engines)
 
 
-def _settings(name: str, other: str, path: str | None) -> dict[str, Any]:
-    """Of an engine that has one network and changes nothing about the image that it is given."""
-    threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
+def _settings(other: str) -> dict[str, Any]:
+    """Of an engine that has one network, not the `other`, and changes nothing about the image that it is given."""
     return {
         "Global.log_level": "critical",
         "Global.use_cls": False,
@@ -149,63 +117,5 @@ def _settings(name: str, other: str, path: str | None) -> dict[str, Any]:
         "Global.use_preprocess_img": False,
         "Global.use_vertical_padding": False,
         "Det.limit_side_len": GRID,
-        **threads,
-        **({f"{name}.model_path": path} if path is not None else {}),
+        **{f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")},
     }
-
-
-def work_of(cfg: OcrSettings) -> Work:
-    """The work of a configuration's networks: counted once for files of the user's, known of those that rapidocr
-    brings."""
-    flops, size = dict(BUNDLED), dict(BUNDLED_BYTES)
-    for part in BUNDLED:
-        if (path := getattr(cfg, part)) is not None:
-            flops[part], size[part] = flops_per_pixel(path), float(Path(path).stat().st_size)
-    return Work(flops, size)
-
-
-@lru_cache(maxsize=8)
-def flops_per_pixel(path: str, width: int = SHORTEST) -> float:
-    """FLOPs of a network for each pixel of an image of `CROP` (a detector: 64) times `width` pixels.
-
-    An estimate: convolutions and matrix products alone, from the shapes in onnxruntime's profile of one run, a
-    multiplication and an addition each; a transposed convolution as one whose windows do not overlap.
-    """
-    import onnxruntime
-
-    with tempfile.TemporaryDirectory() as folder:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        options.enable_profiling, options.profile_file_prefix = True, str(Path(folder) / "profile")
-        session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-        given = session.get_inputs()[0]
-        height = CROP if given.shape[2] == CROP else 2 * GRID
-        session.run(None, {given.name: np.zeros((1, 3, height, width), np.float32)})
-        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
-    return sum(_flops(event["args"]) for event in events if "op_name" in event.get("args", {})) / (height * width)
-
-
-def _flops(node: Mapping[str, Any]) -> float:
-    """Of one node of a profile."""
-    if node["op_name"] not in MULTIPLIES or not node.get("output_type_shape"):
-        return 0.0
-    inputs, outputs = (
-        [next(iter(shape.values())) for shape in node[f"{end}_type_shape"]] for end in ("input", "output")
-    )
-    match node["op_name"]:
-        case "Conv":
-            each = float(np.prod(inputs[1][1:]))
-        case "ConvTranspose":
-            each = float(inputs[0][1])
-        case _:
-            each = float(inputs[0][-1])
-    return 2.0 * float(np.prod(outputs[0])) * each
-
-
-def _check_alphabet(path: str) -> None:
-    """Raise `ValueError` for a recogniser without its characters: rapidocr would look for them on the network."""
-    import onnxruntime
-
-    if "character" not in onnxruntime.InferenceSession(path).get_modelmeta().custom_metadata_map:
-        raise ValueError("its metadata has no list of characters")

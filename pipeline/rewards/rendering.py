@@ -1,7 +1,7 @@
 """A text as an image: what is drawn of it, its lines, and the picture, degraded as it is asked for.
 
 The image depends on the text and the settings alone. Angle and noise come from a generator whose seed is a hash of the
-setting `seed` and the text, so that the same text has the same image in every batch, process and trial.
+text, so that the same text has the same image in every batch, process and trial.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import UserError
 from pipeline.rewards.ocr_settings import OcrSettings
 
 PAPER, INK = 255, 0
+COLUMNS, CHARACTERS = 48, 480
+"""Most characters of a line, and most that are drawn; each character beyond them counts as one error."""
 GRID = 32
 """A detector takes images whose sides are multiples of this [pixels]; others it would stretch."""
 UNPRINTABLE = "\ufffd"
@@ -55,7 +56,7 @@ def plain(text: str) -> str:
     return "".join(UNPRINTABLE if unicodedata.category(one).startswith("C") else one for one in joined)
 
 
-def written(text: str, columns: int, characters: int) -> Written:
+def written(text: str, columns: int = COLUMNS, characters: int = CHARACTERS) -> Written:
     """The first `characters` characters of the plain text, wrapped at spaces to lines of at most `columns`; a longer
     word is broken.
 
@@ -73,9 +74,9 @@ def render(text: Written, cfg: OcrSettings) -> NDArray[np.uint8]:
     `GRID`."""
     from PIL import Image, ImageDraw, ImageFilter
 
-    generator = np.random.default_rng(_seed(cfg.seed, text.text))
+    generator = np.random.default_rng(_seed(text.text))
     angle = float(generator.uniform(-cfg.rotation, cfg.rotation))
-    font = _font(cfg.font, cfg.size)
+    font = _font(cfg.size)
     height = sum(font.getmetrics())
     width = max(round(font.getlength(line)) for line in text.lines)
     margin = cfg.size // 2
@@ -97,23 +98,16 @@ def render(text: Written, cfg: OcrSettings) -> NDArray[np.uint8]:
     return np.rint(noisy).clip(INK, PAPER).astype(np.uint8)
 
 
-def _seed(seed: int, text: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}\0{text}".encode()).digest()[:16], "big")
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"0\0{text}".encode()).digest()[:16], "big")
 
 
 @lru_cache(maxsize=16)
-def _font(path: str | None, size: int) -> Any:
-    """A font at its size. Raises `UserError` for a file that is none."""
+def _font(size: int) -> Any:
+    """DejaVu Sans (Latin, Greek, Cyrillic and more), found without importing matplotlib."""
     from PIL import ImageFont
 
-    try:
-        # The basic layout is part of every build of Pillow; the other one is not.
-        return ImageFont.truetype(path or _default_font(), size, layout_engine=ImageFont.Layout.BASIC)
-    except OSError as error:
-        raise UserError(f"ocr.font = '{path}' cannot be read ({error}); name a TrueType or OpenType font") from None
-
-
-def _default_font() -> str:
-    """DejaVu Sans (Latin, Greek, Cyrillic and more), found without importing matplotlib."""
     places = getattr(find_spec("matplotlib"), "submodule_search_locations", None) or [""]
-    return str(Path(places[0]) / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf")
+    path = Path(places[0]) / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+    # The basic layout is part of every build of Pillow; the other one is not.
+    return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)

@@ -16,13 +16,11 @@ from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards import own
-from pipeline.rewards.folders import check_classifier, check_file
+from pipeline.rewards.folders import check_classifier
 from pipeline.rewards.kinds import is_own
 from pipeline.rewards.learned_settings import PREFERENCES, is_judged
 from pipeline.run.hub import check_model
 from pipeline.run.store import file_digest
-
-FONTS = (".ttf", ".otf", ".ttc")
 
 
 def texts_and_base(config: TrialConfig) -> dict[str, str]:
@@ -36,15 +34,12 @@ def base(config: TrialConfig) -> dict[str, str]:
 
 
 def scorers(config: TrialConfig) -> dict[str, str]:
-    """Digests of the files of every classifier that rewards or judges and is a folder, and of every font and network of
-    an OCR reader, and the module of every class of the user's own; hub ids are pinned by their revisions instead."""
+    """Digests of the files of every classifier that rewards or judges and is a folder, and of the module of every class
+    of the user's own; hub ids are pinned by their revisions instead."""
     found: dict[str, str] = {}
     for part in config.scorers.values():
         if part.kind == "classifier":
             found |= _folder_digests(part.chosen.model, Path(part.chosen.model))
-        elif part.kind == "ocr":
-            paths = part.chosen.files.values()
-            found |= {path: file_digest(Path(path)) for path in paths if is_file(Path(path))}
         elif is_own(part.kind) and (file := own.file_of(part.kind, config.runtime.code)):
             found[part.kind] = file_digest(file)
     return found
@@ -103,8 +98,6 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
                 check_classifier(f"{key}.classifier.model", model.model, model.label)
             elif part.kind == "ocr":
                 check_ocr(f"{key}.kind")
-                for name, path in part.chosen.files.items():
-                    check_file(f"{key}.ocr.{name}", path, FONTS if name == "font" else (".onnx",))
             elif is_own(part.kind):
                 own.check_file(f"{key}.kind", part.kind, config.runtime.code)
     if {"reference", "values", "critic", "train", "evaluate"} & set(stages):

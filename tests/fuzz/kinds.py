@@ -44,7 +44,7 @@ NUMBERS = {
     key: value for key, value in flatten(loading.load_config("smoke").model_dump()) if isinstance(value, int | float)
 }
 """The knobs that hold a number on the smallest profile."""
-KEYS = [*loading.dotted_keys(), "algorithm", "kl", "reward.parts.x.weight", "judge.also.y.kind", "reward.ocr.font"]
+KEYS = [*loading.dotted_keys(), "algorithm", "kl", "reward.parts.x.weight", "judge.also.y.kind", "reward.ocr.size"]
 MAPPING = """\
 program: trl-ppo
 steps_per_update: 16
@@ -199,7 +199,7 @@ def classifier() -> dict[str, bytes]:
 
 @st.composite
 def reward(draw: Draw) -> Case:
-    """Folders of classifiers with up to two files broken, and the files that rewards are given."""
+    """Folders of classifiers with up to two files broken."""
     files: Files = {**classifier(), "answers.csv": b"prompt,completion\nA film, is great.\n"}
     for _ in range(draw(st.sampled_from((0, 1, 1, 1, 2)))):
         name = draw(st.sampled_from([*classifier(), "scorer/pytorch_model.bin", "scorer/added_tokens.json"]))
@@ -210,16 +210,13 @@ def reward(draw: Draw) -> Case:
         files[name] = draw(mostly(files.get(name, b""), v.damaged(content) | odd, 1))
     where = draw(mostly("scorer", names))
     label = draw(mostly(st.sampled_from(("yes", "no")), names, 3))
-    font = f"own.{draw(st.sampled_from(('ttf', 'otf', 'onnx', 'txt')))}"
-    key, of_font = draw(st.sampled_from(("font", "detector", "recogniser"))), draw(v.damaged(b"\0\1\0\0font") | odd)
     scored = Case(command("score", "answers.csv", "--reward", where, "--label", label), files, ("answers.scored.csv",))
     settings = (
         f"reward.classifier.model={json.dumps(where)}",
         f"reward.classifier.label={draw(mostly('yes', yaml_values, 2))}",
     )
     configured = planned("reward.kind=classifier", *settings, files=files)
-    printed = planned("reward.kind=ocr", f"reward.ocr.{key}={font}", files={font: of_font})
-    return draw(st.sampled_from((scored, scored, configured, printed)))
+    return draw(st.sampled_from((scored, scored, configured)))
 
 
 @st.composite
