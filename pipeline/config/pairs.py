@@ -75,11 +75,6 @@ def _check_stored(config: Config) -> None:
             "train.data 'pairs' are those that a reward was learned from, and reward.kind is"
             f" '{config.reward.kind}'; use {' or '.join(TRAINED)}, or train.data: rollouts"
         )
-    if config.reward.preferences == "labels":
-        raise ValueError(
-            "train.data 'pairs' must be two responses to one prompt, and reward.preferences 'labels' pairs reviews that"
-            " have nothing else in common; use judge, or a file of pairs"
-        )
     if config.train.frozen_dtype != "fp32":
         raise ValueError(
             f"train.frozen_dtype '{config.train.frozen_dtype}' rounds the reference, and train.data 'pairs' learns from"

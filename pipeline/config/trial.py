@@ -191,11 +191,6 @@ class TrialConfig(Section):
         return self.critic.kind != "none" and self.critic.pretraining_steps > 0
 
     @property
-    def needs_labels(self) -> bool:
-        """Whether some reward is learned from the labels of the texts."""
-        return any(part.preferences == "labels" for part in self.reward.trained().values())
-
-    @property
     def learned_rewards(self) -> int:
         """Reward models that are trained: members of ensembles, over all parts."""
         return self.reward.learned.ensemble * len(self.reward.trained())

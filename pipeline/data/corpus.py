@@ -3,15 +3,14 @@ sources."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, assert_never
 
 import numpy as np
 
-from pipeline.data.cleaning import clean, polarity
-from pipeline.data.files import TEXT_COLUMNS, held_out, read_splits
+from pipeline.data.files import TEXT_COLUMNS, clean, held_out, read_splits
 from pipeline.data.hub_data import hub_splits
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
@@ -31,22 +30,8 @@ class Corpus:
     """-log probability of each held-out text under the process that made it, nats; None where nobody knows."""
     note: str
     """What was read and what was left out, in words."""
-    train_labels: list[int] = field(default_factory=list)
-    """1 positive, 0 negative, -1 anything else; of the built-in reviews none."""
-    heldout_labels: list[int] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     """Rows read, and rows left out by reason."""
-
-    def require_both_classes(self) -> None:
-        """Raises `UserError` where one of the two classes is absent."""
-        for name, labels in (("training", self.train_labels), ("held-out", self.heldout_labels)):
-            positive, negative = labels.count(1), labels.count(0)
-            if not positive or not negative:
-                raise UserError(
-                    f"data: reward preferences 'labels' need both classes, and the {len(labels)} {name} texts are"
-                    f" {positive} positive and {negative} negative (labels must be 0 or 1, negative or positive); use"
-                    " other texts, or preferences: judge"
-                )
 
 
 def load_corpus(cfg: DataConfig) -> Corpus:
@@ -76,48 +61,38 @@ def _builtin(cfg: DataConfig) -> Corpus:
 
 def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
     counts = {"rows": sum(map(len, splits.values())), "empty": 0, "repeated": 0, "in_both_splits": 0}
-    texts = {name: _distinct(frame, counts) for name, frame in splits.items()}
-    train, heldout = texts["train"], texts.get("test", {})
+    texts = {name: _distinct(frame["text"].tolist(), counts) for name, frame in splits.items()}
+    train, heldout = texts["train"], texts.get("test", [])
     if "test" in texts:
         # Left out of the held-out texts and not of the others: a ready classifier may have been trained on all of the
         # training split.
-        both = train.keys() & heldout.keys()
-        counts["in_both_splits"] = len(both)
-        heldout = {text: label for text, label in heldout.items() if text not in both}
+        known = set(train)
+        counts["in_both_splits"] = sum(text in known for text in heldout)
+        heldout = [text for text in heldout if text not in known]
     else:
         kept = held_out(train)
-        heldout = {text: label for text, label in train.items() if text in kept}
-        train = {text: label for text, label in train.items() if text not in kept}
+        train, heldout = [text for text in train if text not in kept], [text for text in train if text in kept]
     if not train or not heldout:
         raise UserError(
             f"data: {counts['rows']} rows leave {len(train)} training and {len(heldout)} held-out texts after cleaning;"
             " more texts are needed"
         )
-    train, heldout = _shuffled(train, cfg.seed, 0), _shuffled(heldout, cfg.seed, 1)
     counts |= {"train_texts": len(train), "heldout_texts": len(heldout)}
     left_out = ", ".join(f"{counts[name]} {name.replace('_', ' ')}" for name in ("empty", "repeated", "in_both_splits"))
     note = f"{counts['rows']} rows read, left out: {left_out}; {len(train)} training and {len(heldout)} held-out texts"
-    used = dict(list(train.items())[: cfg.sft_texts])
-    return Corpus(list(used), list(heldout), None, note, list(used.values()), list(heldout.values()), counts)
+    return Corpus(_shuffled(train, cfg.seed, 0)[: cfg.sft_texts], _shuffled(heldout, cfg.seed, 1), None, note, counts)
 
 
-def _distinct(frame: Any, counts: dict[str, int]) -> dict[str, int]:
-    """Cleaned texts with their polarity; of equal texts the first counts."""
-    distinct: dict[str, int] = {}
-    cleaned: dict[Any, str] = {}
-    for raw, label in zip(frame["text"].tolist(), frame["label"].tolist(), strict=True):
-        if not isinstance(raw, str):
-            raw = ""
-        if (text := cleaned.get(raw)) is None:
-            text = cleaned[raw] = clean(raw)
-        counts["empty"] += not text
-        counts["repeated"] += text in distinct
-        if text:
-            distinct.setdefault(text, polarity(label))
-    return distinct
+def _distinct(rows: Sequence[Any], counts: dict[str, int]) -> list[str]:
+    """Cleaned texts, each once."""
+    cleaned = [clean(raw) if isinstance(raw, str) else "" for raw in rows]
+    texts = list(dict.fromkeys(filter(None, cleaned)))
+    empty = cleaned.count("")
+    counts["empty"] += empty
+    counts["repeated"] += len(cleaned) - empty - len(texts)
+    return texts
 
 
-def _shuffled(texts: dict[str, int], seed: int, stream: int) -> dict[str, int]:
+def _shuffled(texts: list[str], seed: int, stream: int) -> list[str]:
     """In an order of our own: data sets often come sorted by label, and the first texts must stand for all."""
-    rows = list(texts.items())
-    return {rows[index][0]: rows[index][1] for index in np.random.default_rng([seed, 2, stream]).permutation(len(rows))}
+    return [texts[index] for index in np.random.default_rng([seed, 2, stream]).permutation(len(texts))]

@@ -1,11 +1,14 @@
-"""Tables that the user has on disk: parquet, CSV and JSONL, one file or a folder in the layout of a hub data set."""
+"""Tables that the user has on disk: parquet, CSV and JSONL, one file or a folder in the layout of a hub data set; and
+one form for all texts."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import html
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +22,7 @@ from pipeline.run.store import file_digest
 from pipeline.wording import shown
 
 FORMATS = ("parquet", "csv", "jsonl")
-TEXT_COLUMNS = ("text", "label")
+TEXT_COLUMNS = ("text",)
 PAIR_COLUMNS = ("prompt", "chosen", "rejected")
 RANKING_COLUMNS = ("prompt", "completions", "ranks")
 MOST_ROWS = 10_000_000
@@ -28,10 +31,29 @@ HELDOUT_SHARE = 10
 """One of so many texts or prompts is held out when a source has no test split of its own."""
 
 
+_BREAK, _SPACE = re.compile(r"</?(?:br|p|hr)\s*/?>", re.IGNORECASE), re.compile(r"\s+")
+_STRAY: dict[int, str | None] = {
+    **{code: None for code in (*range(0x20), 0x7F, 0xFEFF, *range(0xD800, 0xE000)) if not chr(code).isspace()},
+    # Dashes and quotes of Windows-1252 that were read as Latin-1 on the way; hundreds of IMDb's reviews have them.
+    **{code: bytes([code]).decode("cp1252", "ignore") or None for code in range(0x80, 0xA0)},
+}
+
+
+def clean(text: str) -> str:
+    """Plain text on one line: HTML breaks and entities resolved, stray control characters repaired, white space single.
+
+    >>> clean("Good.<br /><br />Very &amp; truly\\tgood ")
+    'Good. Very & truly good'
+    >>> clean("bad \\x96 it\\x92s\\x00 dull")
+    'bad – it’s dull'
+    """
+    return _SPACE.sub(" ", html.unescape(_BREAK.sub(" ", text)).translate(_STRAY)).strip()
+
+
 def held_out(names: Iterable[str]) -> set[str]:
     """Return the texts or prompts that are held out: one of `HELDOUT_SHARE`, rounded up, by the order of their hashes.
 
-    Neither labels nor the order of a file influence them, and an added name moves at most one other.
+    The order of a file does not influence them, and an added name moves at most one other.
     """
     distinct = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
     return set(distinct[: math.ceil(len(distinct) / HELDOUT_SHARE)])
@@ -93,7 +115,7 @@ def check_columns(path: Path, key: str, columns: Sequence[str]) -> None:
     for files in split_files(path, key).values():
         for file in files:
             with readable(file):
-                header = _header(file, columns)
+                header = _header(file)
             require(columns, header, str(file))
 
 
@@ -125,70 +147,29 @@ def _read(path: Path, columns: Sequence[str]) -> Any:
 
     with readable(path):
         if path.suffix == ".parquet":
-            frame = _parquet(path, columns)
+            check_rows(path)
+            frame = pd.read_parquet(path)
         elif path.suffix == ".csv":
             # As strings, and nothing is "missing": a review may consist of the word NA.
-            frame = pd.read_csv(path, encoding=_encoding(path), dtype=str, keep_default_na=False)
+            frame = pd.read_csv(path, encoding="utf-8-sig", dtype=str, keep_default_na=False)
         else:
             # As they are: a string type would refuse half a surrogate pair.
-            frame = pd.DataFrame(list(_json_lines(path)), dtype=object)
+            frame = pd.DataFrame([row for _, row in numbered_lines(path)], dtype=object)
     require(columns, list(frame.columns), str(path))
     return frame[list(columns)]
 
 
-def _parquet(path: Path, columns: Sequence[str]) -> Any:
-    """Those of the columns that a parquet file has, as a data frame in which each distinct text is stored once: a
-    kilobyte can stand for gigabytes of equal ones."""
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    check_rows(path)
-    schema = pq.read_schema(path)
-    there = [name for name in columns if name in schema.names]
-    texts = [name for name in there if schema.field(name).type in (pa.string(), pa.large_string())]
-    frame = pq.read_table(path, columns=there, read_dictionary=texts).to_pandas()
-    for name in texts:
-        distinct = np.array([*frame[name].cat.categories, None], dtype=object)
-        frame[name] = pd.Series(distinct[frame[name].cat.codes], index=frame.index, dtype=object)  # code -1: null
-    return frame if there else frame.reindex(columns=schema.names)
-
-
-def numbered_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The named columns row by row as Python objects, each row with its place in words, from 1; of formats that hold
-    lists.
-
-    Raises `UserError` as `read_splits` does, for a row of JSONL that lacks a column, and for CSV.
-    """
-    if path.suffix == ".csv":
-        raise UserError(f"{path}: CSV holds no lists; use parquet or JSONL")
-    if path.suffix == ".parquet":
-        return [(f"row {number}", row) for number, row in enumerate(_read(path, columns).to_dict("records"), 1)]
-    with readable(path):
-        rows = [(f"line {number}", row) for number, row in numbered_lines(path)]
-    for place, row in rows:
-        require(columns, list(row), f"{path}, {place}")
-    return rows
-
-
-def _header(path: Path, columns: Sequence[str]) -> list[str]:
-    """The columns of a table. JSONL has those of all its rows together; no more rows are read than show all of
-    `columns`."""
+def _header(path: Path) -> list[str]:
+    """The columns of a table; of JSONL those of its first row."""
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
         check_rows(path)
         return list(pq.read_schema(path).names)
     if path.suffix == ".csv":
-        with path.open(encoding=_encoding(path), newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             return next(csv.reader(file), [])
-    header: dict[str, None] = {}
-    for row in _json_lines(path):
-        header |= dict.fromkeys(row)
-        if set(columns) <= header.keys():
-            break
-    return list(header)
+    return list(next((row for _, row in numbered_lines(path)), {}))
 
 
 @contextmanager
@@ -205,29 +186,15 @@ def readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from None
 
 
-def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    return (row for _, row in numbered_lines(path))
-
-
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file and their lines, from 1 on. Raises `ValueError`."""
-    with path.open(encoding=_encoding(path)) as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    row = json.loads(line.rstrip())
-                except json.JSONDecodeError as error:  # whose own line is counted from this one
-                    raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from None
-                except RecursionError:
-                    raise ValueError(f"line {number}: nested too deeply") from None
-                except ValueError:
-                    raise ValueError(f"line {number}: a number with thousands of digits") from None
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"line {number}: {first_line(error)}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number} is {type(row).__name__} and no object")
                 yield number, row
-
-
-def _encoding(path: Path) -> str:
-    """UTF-16 where the file begins with its mark, as spreadsheets write it; else UTF-8, with or without a mark."""
-    with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.cleaning import UNLABELLED, polarity
 from pipeline.data.files import TEXT_COLUMNS, require
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
@@ -25,7 +24,7 @@ def check_reachable(cfg: DataConfig) -> None:
 
 
 def hub_splits(cfg: DataConfig) -> dict[str, Any]:
-    """Text and label by split, as data frames, from the cache or the network. Raises `UserError` for what cannot be
+    """The texts by split, as data frames, from the cache or the network. Raises `UserError` for what cannot be
     had."""
     import datasets
 
@@ -45,7 +44,7 @@ def hub_splits(cfg: DataConfig) -> dict[str, Any]:
     wanted = [split for split in ("train", "test") if split in data]
     for split in wanted:
         require(TEXT_COLUMNS, data[split].column_names, f"data.hub.name = '{cfg.hub.name}', split '{split}'")
-    return {split: _frame(data[split]) for split in wanted}
+    return {split: data[split].select_columns(list(TEXT_COLUMNS)).to_pandas() for split in wanted}
 
 
 def _builder(cfg: DataConfig) -> Any:
@@ -67,15 +66,6 @@ def _builder(cfg: DataConfig) -> Any:
             " another data set"
         )
     return builder
-
-
-def _frame(data: Any) -> Any:
-    """The two columns as a data frame; classes by their names where those say the polarity."""
-    frame = data.select_columns(list(TEXT_COLUMNS)).to_pandas()
-    names = getattr(data.features["label"], "names", None) or []
-    if names and all(polarity(name) != UNLABELLED for name in names):
-        frame["label"] = [names[int(label)] if 0 <= label < len(names) else UNLABELLED for label in frame["label"]]
-    return frame
 
 
 def _cached(cfg: DataConfig) -> list[Path]:

@@ -28,7 +28,7 @@ class BuiltinSettings(Section):
 class LocalSettings(Section):
     """A file or folder of the user's."""
 
-    path: str | None = Field(None, description="file or folder of parquet, CSV or JSONL with `text,label`")
+    path: str | None = Field(None, description="file or folder of parquet, CSV or JSONL with the column `text`")
 
 
 class HubSettings(Section):
@@ -74,7 +74,7 @@ class DataConfig(Section):
                 f"prompt_length {list(self.prompt_length)} goes beyond {MOST_PROMPT_TOKENS} tokens; give shorter ones"
             )
         if self.source == "local" and not self.local.path:
-            raise ValueError("source 'local' needs data.local.path; set it to a file or folder with columns text,label")
+            raise ValueError("source 'local' needs data.local.path; set it to a file or folder with the column text")
         if self.source == "hub" and not self.hub.name:
             raise ValueError("source 'hub' needs data.hub.name; set it, for example to stanfordnlp/imdb")
         if self.source == "hub" and not COMMIT.fullmatch(self.hub.revision or ""):

@@ -1,4 +1,4 @@
-"""How often the guarded judge errs: on real texts, and on texts made from them to please or to deceive it.
+"""How often the guarded judge errs: on real texts, and on texts made from them to please it.
 
 An attack changes the completion of a real text. The judge errs where the changed text scores higher than the real one.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,29 +25,17 @@ STREWN = 3
 TIMES = 4
 PIECE = (3, 9)
 """Words of a piece that is spliced, the upper end excluded."""
-DROPPED = 5
-"""One of so many words of a training text is left out."""
-ORDERS, TRIES = 16, 8
-"""Random orders of which the most fluent is taken, and texts of which the one that the judge likes best is taken."""
-REPEATED = {"strewn", "spliced", "walked"}
-"""Attacks that are also tried several times."""
 HAPPY = 0.5
 """Score of the lexicon above which a training text serves for splices."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """A real text as prompt and completion, whether the completion holds its end, and its label."""
+    """A real text as prompt and completion, and whether the completion holds its end."""
 
     prompt: str
     completion: str
     ended: bool
-    label: int
-
-    @property
-    def space(self) -> str:
-        """A space where the completion begins with one; a prompt may end within a word."""
-        return " " * self.completion.startswith(" ")
 
 
 def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tuple[str, bool]:
@@ -58,18 +46,8 @@ def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tupl
 
 
 Words = list[str]
-Attack = Callable[[Opening, np.random.Generator], tuple[str, bool]]
-"""From a real text to another completion of its prompt, and whether it ends by itself."""
-
-
-def _of_words(change: Callable[[Words, np.random.Generator], Words], ends: bool = False) -> Attack:
-    """An attack that changes the words of a completion; with `ends` the text always ends."""
-
-    def attack(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        words = opening.completion.split()
-        return opening.space + " ".join(change(words, rng) if words else words), opening.ended or ends
-
-    return attack
+Attack = Callable[[Words, np.random.Generator], Words]
+"""From the words of a real completion, at least one, to others."""
 
 
 def shuffled(words: Words, rng: np.random.Generator) -> Words:
@@ -92,136 +70,46 @@ def strewn(words: Words, rng: np.random.Generator) -> Words:
 
 def repeated(words: Words, rng: np.random.Generator) -> Words:
     """A word of praise and the first quarter, four times over."""
-    phrase = [PRAISE[int(rng.integers(len(PRAISE)))], *words[: max(len(words) // TIMES - 1, 0)]]
-    return phrase * TIMES
+    return [PRAISE[int(rng.integers(len(PRAISE)))], *words[: max(len(words) // TIMES - 1, 0)]] * TIMES
 
 
-def stopped(words: Words, rng: np.random.Generator) -> Words:
-    """The first half, ended by itself in the middle of a sentence."""
-    half = words[: max(len(words) // 2, 1)]
-    return [*half[:-1], half[-1].rstrip(".!?\"')")]
+def spliced(happy: Sequence[Words], words: Words, rng: np.random.Generator) -> Words:
+    """Pieces of texts with praise, as many words as the real completion has."""
+    made = list[str]()
+    while len(made) < len(words):
+        text, size = happy[int(rng.integers(len(happy)))], int(rng.integers(*PIECE))
+        at = int(rng.integers(max(len(text) - size, 0) + 1))
+        made += text[at : at + size]
+    return made[: len(words)]
 
 
-@dataclass(frozen=True)
-class Adversary:
-    """Attacks with what the guard itself knows: `happy` training texts to cut from, the n-grams, the lexicon."""
-
-    guard: Guard
-    happy: Sequence[Words]
-
-    @classmethod
-    def of(cls, guard: Guard, texts: Sequence[str]) -> Adversary:
-        """From the texts on which the guard was fitted; all serve where none has praise."""
-        happy = [text.split() for text in texts if guard.lexicon.score(text) > HAPPY]
-        return cls(guard, happy or [text.split() for text in texts])
-
-    def attacks(self) -> dict[str, Attack]:
-        """All of them, by name."""
-        attacks: dict[str, Attack] = {
-            "stop": lambda opening, rng: (opening.space + ".", True),
-            "brief": self.brief,
-            "shuffled": _of_words(shuffled),
-            "ordered": self.ordered,
-            "praise": _of_words(praise),
-            "strewn": _of_words(strewn),
-            "repeated": _of_words(repeated),
-            "stopped": _of_words(stopped, ends=True),
-            "spliced": self.spliced,
-            "dropped": self.dropped,
-            "walked": self.walked,
-        }
-        found = dict[str, Attack]()
-        for name, attack in attacks.items():
-            found[name] = self._cut(attack)
-            if name in REPEATED:
-                found[f"{name}_best"] = self._best(found[name])
-        return found
-
-    def brief(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        """Three words of praise and a full stop."""
-        return f"{opening.space}a {PRAISE[int(rng.integers(len(PRAISE)))]} film{self._stop}", True
-
-    @cached_property
-    def _stop(self) -> str:
-        """A full stop, alone where it stands so in most of the texts."""
-        return " ." if sum(words[-1] == "." for words in self.happy) > len(self.happy) / 2 else "."
-
-    def ordered(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        """Of random orders of the same words the most fluent one."""
-        words = opening.completion.split()
-        orders = [opening.space + " ".join(shuffled(words, rng)) for _ in range(ORDERS)]
-        return min(orders, key=lambda one: self.guard.read(opening.prompt, one, False)["content"][0]), opening.ended
-
-    def spliced(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        """Pieces of texts with praise, about as many words as the real completion has; the last one ends a text where
-        that has an end."""
-        made, wanted = list[str](), len(opening.completion.split())
-        while True:
-            text, size = self.happy[int(rng.integers(len(self.happy)))], int(rng.integers(*PIECE))
-            if len(made) + size >= wanted:
-                return opening.space + " ".join(
-                    [*made, *(text[-size:] if opening.ended else text[:size])]
-                ), opening.ended
-            at = int(rng.integers(max(len(text) - size, 0) + 1))
-            made += text[at : at + size]
-
-    def walked(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        """Token by token what followed the last two in the texts, as often as it did, until a text ended there or the
-        completion is as long as a response."""
-        model, tokenizer = self.guard.model, self.guard.tokenizer
-        tokens = list[int](tokenizer(opening.prompt, add_special_tokens=False)["input_ids"])
-        context, ended = [model.end, model.end, *tokens], False
-        for _ in range(self.guard.length):
-            following, counts = model.seen_after(context)
-            if not len(following):  # these two never stood together: go on as at the beginning of a text
-                context = [model.end, model.end]
-                following, counts = model.seen_after(context)
-            token = int(rng.choice(following, p=counts / counts.sum()))
-            if ended := token == model.end:
-                break
-            context.append(token)
-            tokens.append(token)
-        return tokenizer.decode(tokens)[len(opening.prompt) :], ended
-
-    def dropped(self, opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        """A text with praise without its beginning, every fifth word left out."""
-        text = self.happy[int(rng.integers(len(self.happy)))]
-        words = text[len(opening.prompt.split()) :]
-        return opening.space + " ".join(word for place, word in enumerate(words, 1) if place % DROPPED), True
-
-    def _cut(self, attack: Attack) -> Attack:
-        """No text is longer than a response."""
-
-        def cut(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-            completion, ended = attack(opening, rng)
-            kept, whole = shortened(self.guard.tokenizer, opening.prompt, completion, self.guard.length)
-            return kept, ended and whole
-
-        return cut
-
-    def _best(self, attack: Attack) -> Attack:
-        """The best of several tries by the judge itself."""
-
-        def best(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-            tries = [attack(opening, rng) for _ in range(TRIES)]
-            return max(tries, key=lambda one: self.guard.judge(opening.prompt, *one).score)
-
-        return best
+def attacks(guard: Guard, texts: Sequence[str]) -> dict[str, Attack]:
+    """All of them, by name; `texts`: those that the guard knows, of which pieces are spliced from the ones with
+    praise."""
+    happy = [text.split() for text in texts if guard.lexicon.score(text) > HAPPY] or [text.split() for text in texts]
+    return {
+        "shuffled": shuffled,
+        "praise": praise,
+        "strewn": strewn,
+        "repeated": repeated,
+        "spliced": partial(spliced, happy),
+    }
 
 
 def errors(openings: Sequence[Opening], guard: Guard, attacks: Mapping[str, Attack], seed: int) -> pd.DataFrame:
-    """A row per text and kind (`real` or an attack): text (number), kind, label, faults, lexicon (score without the
-    guard), score."""
-    rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, int, float, float]]()
-
-    def add(number: int, kind: str, opening: Opening, completion: str, ended: bool) -> None:
-        rows.append((number, kind, opening.label, *guard.judge(opening.prompt, completion, ended)))
-
+    """A row per text and kind (`real` or an attack): text (number), kind, faults, lexicon (score without the guard),
+    score. No attacked text is longer than a response."""
+    rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, float, float]]()
     for number, opening in enumerate(openings):
-        add(number, "real", opening, opening.completion, opening.ended)
+        prompt, completion, ended = opening.prompt, opening.completion, opening.ended
+        rows.append((number, "real", *guard.judge(prompt, completion, ended)))
         for kind, attack in attacks.items():
-            add(number, kind, opening, *attack(opening, rng))
-    return pd.DataFrame(rows, columns=["text", "kind", "label", "faults", "lexicon", "score"])
+            words = completion.split()
+            # A space where the completion begins with one; a prompt may end within a word.
+            changed = " " * completion.startswith(" ") + " ".join(attack(words, rng)) if words else completion
+            kept, whole = shortened(guard.tokenizer, prompt, changed, guard.length)
+            rows.append((number, kind, *guard.judge(prompt, kept, ended and whole)))
+    return pd.DataFrame(rows, columns=["text", "kind", "faults", "lexicon", "score"])
 
 
 def rates(table: pd.DataFrame) -> dict[str, Any]:
@@ -236,18 +124,6 @@ def rates(table: pd.DataFrame) -> dict[str, Any]:
                 above = np.sign(own[column] - real[column])
                 found |= _rate(f"{kind}/{name}", pd.Series((above + 1) / 2))
     return found
-
-
-def class_errors(table: pd.DataFrame) -> dict[str, Any]:
-    """How often a real text of the negative class scores higher than one of the positive class, each text in one pair;
-    nothing where a class is absent."""
-    real = table[table["kind"] == "real"]
-    positive, negative = (real.loc[real["label"] == label, "score"].to_numpy() for label in (1, 0))
-    n = min(len(positive), len(negative))
-    if not n:
-        return {}
-    above = np.sign(negative[:n] - positive[:n])
-    return {"classes/n": n, **_rate("classes/wins", pd.Series((above + 1) / 2))}
 
 
 def _rate(key: str, values: pd.Series) -> dict[str, float]:

@@ -16,7 +16,6 @@ from pipeline.config.names import nearest
 JUDGE = "judge"
 FURTHER = "judge:"
 """Before the name of a further judge, where pairs are labelled by it."""
-PREFERENCES = [JUDGE, "labels"]
 Combine = Literal["mean", "minimum", "worst_k", "uncertainty"]
 
 
@@ -29,10 +28,10 @@ def check_preferences(preferences: str) -> str:
     """Return preferences that are a source of pairs. Raises `ValueError` for others."""
     if preferences.startswith(FURTHER) and preferences != FURTHER:
         return preferences
-    if not preferences or ("/" not in preferences and "." not in preferences and preferences not in PREFERENCES):
+    if preferences != JUDGE and "/" not in preferences and "." not in preferences:
         raise ValueError(
-            f"preferences '{preferences}' must be judge, judge:NAME, labels, or the path of a parquet or JSONL"
-            f" file{nearest(preferences, PREFERENCES)}"
+            f"preferences '{preferences}' must be judge, judge:NAME, or the path of a parquet or JSONL"
+            f" file{nearest(preferences, [JUDGE])}"
         )
     return preferences
 
@@ -47,7 +46,7 @@ JUDGED = When(
     "a learned reward with preferences: judge", lambda config: any(map(is_judged, _sources(config))), "reward.kind"
 )
 GIVEN_PAIRS = When(
-    "a learned reward with preferences: labels or a file",
+    "a learned reward with preferences from a file",
     lambda config: not all(map(is_judged, _sources(config))),
     "reward.kind",
 )
@@ -83,7 +82,7 @@ class ScratchSettings(Section):
 class LearnedSettings(Section):
     """The pairs that rewards are learned from, and how."""
 
-    pairs: Positive = Field(4_096, description="preference pairs to train on; of labels and files, at most")
+    pairs: Positive = Field(4_096, description="preference pairs to train on; of a file, at most")
     ranked: Annotated[int, Field(ge=2, le=1_000)] = Field(
         2,
         description=(
@@ -109,10 +108,10 @@ class LearnedSettings(Section):
         "all", description="rounds: pairs that the reward model of a round learns from: those of all rounds so far"
     )
     heldout_pairs: Positive = Field(
-        512, description="pairs kept back to measure accuracy, on prompts of their own; of labels and files, at most"
+        512, description="pairs kept back to measure accuracy, on prompts of their own; of a file, at most"
     )
     max_tokens: Annotated[Tokens, Field(ge=2), GIVEN_PAIRS] = Field(
-        256, description="texts of labels and files are cut to this many tokens"
+        256, description="texts of a file are cut to this many tokens"
     )
     label_noise: Annotated[NonNegative, JUDGED] = Field(
         0.35,
@@ -199,11 +198,6 @@ def check_rankings(config: Config) -> None:
         )
     for name, part in parts.items():
         key = config.reward.key(name)
-        if part.preferences == "labels":
-            raise ValueError(
-                f"{key}.preferences 'labels' pairs a positive with a negative review, and reward.learned.ranked is"
-                f" {learned.ranked}; use judge, a file of rankings, or ranked: 2"
-            )
         if part.preferences == JUDGE and config.judge.kind == "cycle":
             raise ValueError(
                 f"reward.learned.ranked {learned.ranked}: the preferences of judge.kind 'cycle' are no order; use"
@@ -217,15 +211,11 @@ def check_rankings(config: Config) -> None:
 
 
 def check_sources(config: Config) -> None:
-    """Raise `ValueError` for pairs that nobody labels, or labels that the texts do not have."""
+    """Raise `ValueError` for pairs that nobody labels."""
     for name, part in config.reward.trained().items():
         judge = part.preferences.removeprefix(FURTHER)
         if part.preferences.startswith(FURTHER) and judge not in config.judge.also:
             raise ValueError(
                 f"{config.reward.key(name)}.preferences '{part.preferences}': judge.also has no '{judge}'"
                 f"{nearest(judge, config.judge.also)}; there are: {', '.join(config.judge.also) or 'none'}"
-            )
-        if part.preferences == "labels" and config.data.source == "builtin":
-            raise ValueError(
-                "preferences 'labels' need labelled texts, data.source is 'builtin'; use judge, or texts of your own"
             )

@@ -104,12 +104,6 @@ class NGrams:
         pairs = (before[:, None] * self.vocabulary + tokens).ravel()
         return self.tables[1].interpolated(pairs, self.vocabulary, np.tile(alone, len(before))).reshape(-1, len(tokens))
 
-    def seen_after(self, before: Sequence[int]) -> tuple[Ints, Floats]:
-        """The tokens that followed two others in the texts, and how often each did."""
-        table, context = self.tables[-1], before[-2] * self.vocabulary + before[-1]
-        low, high = np.searchsorted(table.keys, [context * self.vocabulary, (context + 1) * self.vocabulary])
-        return table.keys[low:high] % self.vocabulary, table.counts[low:high]
-
     def probabilities(self, row: Sequence[int], first: int = 0) -> Floats:
         """P(token | the two before it) of ``row[first:]`` (n,); none is 0."""
         padded = np.array([self.end, self.end, *row], dtype=np.int64)

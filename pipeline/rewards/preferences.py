@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.data.preferences import read_preferences, read_rankings
+from pipeline.data.preferences import read_preferences
 from pipeline.data.prompt_set import PromptSet
 from pipeline.data.text_episodes import text_episodes
 from pipeline.errors import UserError
@@ -232,29 +232,6 @@ def judged_pairs(
     return Pairs(first, second, wins, cfg.learned.pairs // part.count), gold, temperature
 
 
-def given_pairs(
-    source: str, key: str, prompts: Artifact, data: PromptSet, cfg: RewardConfig, device: torch.device
-) -> Pairs:
-    """Pairs of labelled reviews, or of the user's file, as many as are asked for and there. Raises `UserError` for what
-    is no such file."""
-    if source == "labels":
-        frame, note = pd.read_parquet(prompts.path / "preferences.parquet"), "from labels"
-    else:
-        frame, note = read_preferences(Path(source), key)
-    chosen = pd.concat(
-        [
-            some(frame[~frame["heldout"]], cfg.learned.pairs, cfg.learned.pairs_seed),
-            some(frame[frame["heldout"]], cfg.learned.heldout_pairs, cfg.learned.pairs_seed),
-        ]
-    )
-    opening = chosen["prompt"].tolist()
-    first, second = (
-        Completions(text_episodes(data.tokenizer, opening, texts, cfg.learned.max_tokens, device), opening, texts)
-        for texts in (chosen["chosen"].tolist(), chosen["rejected"].tolist())
-    )
-    return Pairs(first, second, torch.ones(len(chosen), dtype=torch.bool), int((~chosen["heldout"]).sum()), note)
-
-
 def some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
     """At most `n` rows, drawn without replacement."""
     return frame.iloc[np.asarray(permutation(len(frame), seed, "given pairs")[:n])]
@@ -322,21 +299,21 @@ def judged_rankings(
 
 
 def given_rankings(source: str, key: str, data: PromptSet, cfg: RewardConfig, device: torch.device) -> Pairs:
-    """Rankings of the user's file, as many as are asked for and there; those held out are compared pair by pair. Raises
-    `UserError` for what is no such file."""
-    frame, note = read_rankings(Path(source), key, cfg.learned.ranked)
-    train = some(frame[~frame["heldout"]], cfg.learned.rankings, cfg.learned.pairs_seed)
-    heldout = some(
-        frame[frame["heldout"]], max(cfg.learned.heldout_pairs // cfg.learned.comparisons, 1), cfg.learned.pairs_seed
-    )
+    """Pairs or rankings of the user's file, as many as are asked for and there; those held out are compared pair by
+    pair. Raises `UserError` for what is no such file."""
+    learned = cfg.learned
+    frame, note = read_preferences(Path(source), key, learned.ranked)
+    kept = max(learned.heldout_pairs // learned.comparisons, 1)
+    train = some(frame[~frame["heldout"]], learned.rankings, learned.pairs_seed)
+    heldout = some(frame[frame["heldout"]], kept, learned.pairs_seed)
     texts = [text for part in (train, heldout) for completions in part["completions"] for text in completions]
-    prompts = [prompt for part in (train, heldout) for prompt in part["prompt"] for _ in range(cfg.learned.ranked)]
-    written = Completions(text_episodes(data.tokenizer, prompts, texts, cfg.learned.max_tokens, device), prompts, texts)
-    places = torch.arange(len(texts)).view(-1, cfg.learned.ranked)
+    prompts = [prompt for part in (train, heldout) for prompt in part["prompt"] for _ in range(learned.ranked)]
+    written = Completions(text_episodes(data.tokenizer, prompts, texts, learned.max_tokens, device), prompts, texts)
+    places = torch.arange(len(texts)).view(-1, learned.ranked)
     better, worse = comparisons(places[len(train) :])
     shown = torch.stack([better.flatten(), worse.flatten()], dim=1)
     pairs, _ = _compared(written, places[: len(train)], shown, torch.ones(len(shown), dtype=torch.bool), note)
-    return replace(pairs, groups=[group for group in heldout["group"] for _ in range(cfg.learned.comparisons)])
+    return replace(pairs, groups=[group for group in heldout["group"] for _ in range(learned.comparisons)])
 
 
 def _compared(

@@ -97,8 +97,8 @@ class RewardConfig(Scorer):
         "judge",
         description=(
             "learned, pairwise: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one"
-            " of judge.also), positive against negative reviews (labels), or a file or folder of parquet or JSONL with"
-            " `prompt,chosen,rejected` (for learned.ranked above 2 `prompt,completions,ranks`)"
+            " of judge.also), or a file or folder of parquet or JSONL with `prompt,chosen,rejected` (for learned.ranked"
+            " above 2 `prompt,completions,ranks`)"
         ),
     )
     learned: Annotated[LearnedSettings, LEARNED] = LearnedSettings()

@@ -36,7 +36,7 @@ STAGES = (
     Stage(
         "prompts",
         "pipeline.stages.prompts:prompts",
-        ("data", "model.base", "model.revision", "needs_labels"),
+        ("data", "model.base", "model.revision"),
         outside=sources.texts_and_base,
     ),
     Stage(

@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.cleaning import UNLABELLED
 from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
-from pipeline.evaluation.judge_errors import Adversary, Opening, class_errors, errors, rates, shortened
+from pipeline.evaluation.judge_errors import Opening, attacks, errors, rates, shortened
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.fluency import FEWEST, RULES, Guard, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
@@ -47,7 +46,7 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     reporter.progress("judge", 1, 3, "thresholds")
     guard = Guard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length)
     try:
-        thresholds = thresholds_of([guard.read(prompt, rest, True) for _, prompt, rest in kept])
+        thresholds = thresholds_of([guard.read(prompt, rest, True) for prompt, rest in kept])
     except ValueError:
         raise UserError(
             f"judge: one training text in {FOLDS} sets the guard's thresholds; that takes {FEWEST} texts of at least a"
@@ -60,9 +59,9 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     reporter.progress("judge", 2, 3, "errors on held-out texts")
     heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")
     openings = list(_openings(cfg, heldout, tokenizer))
-    table = errors(openings, guard, Adversary.of(guard, fitted).attacks(), cfg.data.seed)
+    table = errors(openings, guard, attacks(guard, fitted), cfg.data.seed)
     table.to_parquet(out / "errors.parquet", index=False)
-    measured = rates(table) | class_errors(table)
+    measured = rates(table)
     summary = {
         "fitted_texts": len(fitted),
         "threshold_texts": len(kept),
@@ -87,17 +86,16 @@ def _encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[Sequence[int]]:
         yield from tokenizer(texts[start : start + ENCODED], add_special_tokens=False)["input_ids"]
 
 
-def _cut(cfg: TrialConfig, texts: Sequence[str], tokenizer: Any, stream: int) -> Iterator[tuple[int, str, str]]:
-    """Place, prompt and rest of every text that leaves a rest, cut as prompts are."""
+def _cut(cfg: TrialConfig, texts: Sequence[str], tokenizer: Any, stream: int) -> Iterator[tuple[str, str]]:
+    """Prompt and rest of every text that leaves a rest, cut as prompts are."""
     (low, high), cut = cfg.data.prompt_length, cut_at(cfg.data.prompt_unit, tokenizer)
     lengths = np.random.default_rng([cfg.data.seed, stream]).integers(low, high + 1, len(texts))
-    for place, (text, length) in enumerate(zip(texts, lengths.tolist(), strict=True)):
+    for text, length in zip(texts, lengths.tolist(), strict=True):
         if prompt := cut(text, length):
-            yield place, prompt, text[len(prompt) :]
+            yield prompt, text[len(prompt) :]
 
 
 def _openings(cfg: TrialConfig, heldout: pd.DataFrame, tokenizer: Any) -> Iterator[Opening]:
     """The texts as a policy would have written them: after a prompt, and cut at the length of a response."""
-    labels = heldout["label"].tolist() if "label" in heldout else [UNLABELLED] * len(heldout)
-    for place, prompt, rest in _cut(cfg, heldout["text"].tolist(), tokenizer, 5):
-        yield Opening(prompt, *shortened(tokenizer, prompt, rest, cfg.train.response_length), labels[place])
+    for prompt, rest in _cut(cfg, heldout["text"].tolist(), tokenizer, 5):
+        yield Opening(prompt, *shortened(tokenizer, prompt, rest, cfg.train.response_length))

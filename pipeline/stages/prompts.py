@@ -1,8 +1,7 @@
 """Stage 1: texts, prompts and the tokenizer.
 
-Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text; nats where the source knows its probabilities, label
-where it has labels), ``train.parquet`` (prompt), ``heldout.parquet`` (prompt), ``tokenizer/``, ``summary.json`` and,
-where a reward is learned from labels, ``preferences.parquet`` (prompt, chosen, rejected, heldout).
+Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text; nats where the source knows its probabilities),
+``train.parquet`` (prompt), ``heldout.parquet`` (prompt), ``tokenizer/`` and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.cleaning import pair_labels
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import make_prompts
 from pipeline.data.tokenizer import train_tokenizer
@@ -27,10 +25,6 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     """Read or generate the texts and cut the prompts."""
     data = cfg.data
     corpus = load_corpus(data)
-    if cfg.needs_labels:
-        corpus.require_both_classes()
-        pairs = pair_labels((corpus.train, corpus.train_labels), (corpus.heldout, corpus.heldout_labels), data.seed)
-        pairs.to_parquet(out / "preferences.parquet", index=False)
     if cfg.model.base is None:
         tokenizer = train_tokenizer(corpus.train, data.vocab_size)
     else:
@@ -48,8 +42,6 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     texts = pd.DataFrame({"text": corpus.heldout[: data.heldout_prompts]})
     if corpus.heldout_nats is not None:
         texts["nats"] = corpus.heldout_nats[: len(texts)]
-    if corpus.heldout_labels:
-        texts["label"] = corpus.heldout_labels[: len(texts)]
     texts.to_parquet(out / "heldout_texts.parquet", index=False)
     summary = {
         **corpus.counts,

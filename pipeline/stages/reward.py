@@ -53,7 +53,6 @@ from pipeline.rewards.preferences import (
     Gold,
     Pairs,
     accuracy,
-    given_pairs,
     given_rankings,
     judged_pairs,
     judged_rankings,
@@ -321,7 +320,7 @@ def _learn(
     whole = gold or judged.each(lambda numbers: torch.cat([unjudged, numbers]))
     pairs.table(whole).to_parquet(out / "pairs.parquet", index=False)
     measured: dict[str, Any] = {"train_pairs": len(learned_from) // 2, **({"pairs": pairs.note} if pairs.note else {})}
-    if pairs.rankings is not None:
+    if cfg.learned.ranked > 2:
         measured["train_rankings"] = len(ranked.order)
     if cfg.learned.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
@@ -346,10 +345,7 @@ def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold |
     if judged:
         return judged_rankings(bench.compared, judge, prompts, cfg)
     check_room(bench.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
-    source = spec.preferences, f"{key}.preferences"
-    if in_pairs:
-        return given_pairs(*source, bench.prompts, bench.data, cfg, bench.device), None, 0.0
-    return given_rankings(*source, bench.data, cfg, bench.device), None, 0.0
+    return given_rankings(spec.preferences, f"{key}.preferences", bench.data, cfg, bench.device), None, 0.0
 
 
 def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked, samples: Completions) -> Reward:

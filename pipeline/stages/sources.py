@@ -9,16 +9,15 @@ from functools import lru_cache
 from pathlib import Path
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, check_columns, digests, fingerprint
+from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
 from pipeline.data.preferences import rankings_of
-from pipeline.errors import UserError
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards import own
 from pipeline.rewards.folders import check_classifier
 from pipeline.rewards.kinds import is_own
-from pipeline.rewards.learned_settings import PREFERENCES, is_judged
+from pipeline.rewards.learned_settings import is_judged
 from pipeline.run.hub import check_model
 from pipeline.run.store import file_digest
 
@@ -107,7 +106,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if "reward" in stages:
         for key, path in _preference_files(config).items():
             if config.reward.learned.ranked == 2:
-                _check_pairs(Path(path), key)
+                check_columns(Path(path), key, PAIR_COLUMNS)
             else:
                 files = digests(Path(path), key)
                 _check_rankings(path, key, config.reward.learned.ranked, tuple(files.values()))
@@ -119,32 +118,11 @@ def _check_rankings(path: str, key: str, ranked: int, files: tuple[str, ...]) ->
     rankings_of(Path(path), key, ranked)
 
 
-def _check_pairs(path: Path, key: str) -> None:
-    """Refuse a file without the columns of pairs; of one with rankings say what it needs."""
-    try:
-        check_columns(path, key, PAIR_COLUMNS)
-    except UserError:
-        if not _holds_rankings(path, key):
-            raise
-        raise UserError(
-            f"{key} = '{path}' holds rankings; set reward.learned.ranked to the number of completions in each, or give"
-            f" a file with {', '.join(PAIR_COLUMNS)}"
-        ) from None
-
-
-def _holds_rankings(path: Path, key: str) -> bool:
-    try:
-        check_columns(path, key, RANKING_COLUMNS)
-    except UserError:
-        return False
-    return True
-
-
 def _preference_files(config: TrialConfig) -> dict[str, str]:
     return {
         f"{config.reward.key(name)}.preferences": part.preferences
         for name, part in config.reward.trained().items()
-        if part.preferences not in PREFERENCES and not is_judged(part.preferences)
+        if not is_judged(part.preferences)
     }
 
 

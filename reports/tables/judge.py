@@ -11,20 +11,11 @@ from reports.text.words import number
 
 KINDS = {
     "real": "real texts",
-    "stop": "a full stop",
-    "brief": "“a great film.” and the like",
     "shuffled": "their words shuffled",
-    "ordered": "the most fluent of 16 orders of their words",
     "praise": "words of praise instead",
     "strewn": "every third word replaced by praise",
-    "strewn_best": "the best of 8 texts strewn with praise",
     "repeated": "a few words repeated",
-    "stopped": "ended in mid-sentence",
     "spliced": "pieces of training texts with praise",
-    "spliced_best": "the best of 8 such splices",
-    "dropped": "a training text with praise, every fifth word left out",
-    "walked": "tokens that followed the last two in training texts",
-    "walked_best": "the best of 8 such walks",
 }
 RULES = {
     "unlikely": "less likely than {} % of real texts under a trigram model of them ({} nats per token)",
@@ -40,9 +31,8 @@ _NOTE = (
     "Held-out texts, cut like prompts and responses, and texts made from them. Each of these is a fault: {rules}. Most"
     " thresholds depend on the length; these are for the longest texts, cut at {length} tokens. {texts} texts set them,"
     " for each length those that reach it. A text with a fault loses against every text without. Wins: the share that"
-    " scores higher than the real text, ties counting half; so often the judge errs. The best of 8 is the one that the"
-    " judge likes best. One good answer to all prompts is no fault of any answer, so no row shows it. Brackets: 95 %"
-    " intervals over texts."
+    " scores higher than the real text, ties counting half; so often the judge errs. One good answer to"
+    " all prompts is no fault of any answer, so no row shows it. Brackets: 95 % intervals over texts."
 )
 
 
@@ -56,10 +46,7 @@ def judge_table(records: StudyRecords) -> Table:
     """Show a row per kind of text and judge."""
     found = judges(records)
     rows = [
-        (one["summary"], kind, text)
-        for one in found
-        for kind, text in (KINDS | {"classes": "real negative texts against positive ones"}).items()
-        if f"{kind}/n" in one["summary"]
+        (one["summary"], kind, text) for one in found for kind, text in KINDS.items() if f"{kind}/n" in one["summary"]
     ]
 
     def called(row: tuple[Mapping[str, float], str, str]) -> str:

@@ -313,14 +313,13 @@ def read_texts(path: str, out: str = OUT) -> None:
     from pipeline.data.corpus import load_corpus
     from pipeline.data.settings import DataConfig
 
-    load_corpus(DataConfig.model_validate({"source": "local", "local": {"path": path}})).require_both_classes()
+    load_corpus(DataConfig.model_validate({"source": "local", "local": {"path": path}}))
 
 
 def read_preferences(path: str, ranked: int, out: str = OUT) -> None:
-    from pipeline.data.preferences import read_preferences, read_rankings
+    from pipeline.data.preferences import read_preferences
 
-    read = read_preferences if ranked == 2 else functools.partial(read_rankings, ranked=ranked)
-    read(Path(path), "reward.preferences")
+    read_preferences(Path(path), "reward.preferences", ranked)
 
 
 def prepare() -> None:

@@ -14,7 +14,7 @@ from pipeline.errors import UserError
 
 BASE = {"model.base": "some/model"}
 LOCAL = {"data.source": "local", "data.local.path": "/reviews"}
-LABELS = {**LOCAL, "reward.preferences": "labels"}
+GIVEN = {"reward.preferences": "pairs.jsonl"}
 OWN_TRUNK = {"reward.learned.trunk": "scratch"}
 ENSEMBLE = {"reward.learned.ensemble": 4}
 VADER = {"reward.kind": "lexicon"}
@@ -71,7 +71,7 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "sft.seed": (1, {**BASE, "sft.steps": 0}, {"sft.steps": 0}),
     "reward.settings": ({"longest": 3}, {}, {"reward.kind": "mine:Short"}),
     "judge.settings": ({"longest": 3}, {}, {"judge.kind": "mine:Short"}),
-    "reward.preferences": ("labels", VADER, LOCAL),
+    "reward.preferences": ("pairs.jsonl", VADER, {}),
     "reward.parts": (TWO["reward.parts"], INSULTS, TWO),
     "reward.classifier.model": ("a/c", {}, CLASSIFIER),
     "judge.classifier.output": ("logit", {}, JUDGING_CLASSIFIER),
@@ -85,7 +85,7 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.learned.epochs": (3, VADER, {}),
     "reward.learned.batch_size": (32, VADER, {}),
     "reward.learned.lr": (0.1, VADER, {}),
-    "reward.learned.label_noise": (0.1, LABELS, {}),
+    "reward.learned.label_noise": (0.1, GIVEN, {}),
     "reward.learned.trunk": ("scratch", VADER, {}),
     "reward.learned.ensemble": (4, VADER, {}),
     "reward.learned.scratch.pretraining_steps": (40, {}, OWN_TRUNK),
@@ -96,9 +96,9 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.learned.combine": ("minimum", {}, ENSEMBLE),
     "reward.learned.worst_k": (3, ENSEMBLE, {**ENSEMBLE, "reward.learned.combine": "worst_k"}),
     "reward.learned.uncertainty_weight": (0.1, ENSEMBLE, {**ENSEMBLE, "reward.learned.combine": "uncertainty"}),
-    "reward.learned.rounds": (2, LABELS, {}),
+    "reward.learned.rounds": (2, GIVEN, {}),
     "reward.learned.keep_pairs": ("newest", {}, {"reward.learned.rounds": 2}),
-    "reward.learned.max_tokens": (64, {}, LABELS),
+    "reward.learned.max_tokens": (64, {}, GIVEN),
     "reward.opponents": (2, {}, {"reward.against": "reference"}),
     "reward.pairwise.dimension": (6, {"reward.against": "reference"}, PAIRWISE),
     "critic.head_lr": (0.1, NO_CRITIC, {}),

@@ -31,10 +31,6 @@ GROUPS: dict[str, Changes] = {
     "FLOOR": {**TWO, "floor.part": "harmless"},
     "ONE_PART": {"reward.kind": "composite", "reward.parts": {"one": {"kind": "learned"}}},
     "PAIRWISE_PART": {"reward.kind": "composite", "reward.parts": {"good": {"kind": "pairwise"}}},
-    "LABELLED_PART": {
-        "reward.kind": "composite",
-        "reward.parts": {"good": {"kind": "learned", "preferences": "labels"}},
-    },
     "SEEN": {"judge.also": {"x": {"kind": "harmless"}}},
     "GRAMMAR": {"judge.also": {"x": {"kind": "grammar"}}},
     "WEIGHTLESS": {"reward.kind": "composite", "reward.parts": {"a": {"kind": "lexicon", "weight": 0}}},
@@ -72,7 +68,6 @@ algorithm=online_dpo kl.control=linear | which must stay above 0; it goes throug
 algorithm=dpo reward.kind=lexicon | that a reward was learned from, and reward.kind is 'lexicon'
 algorithm=dpo algorithm.target_kl=0.02 | it would freeze the policy near the reference
 algorithm=ipo kl.hinge=0.02 | kl.hinge 0.02 bounds what is measured on rollouts
-algorithm=dpo reward.preferences=labels LOCAL | 'labels' pairs reviews that have nothing else in common
 algorithm=dpo train.frozen_dtype=bf16 | train.frozen_dtype 'bf16' rounds the reference, and train.data 'pairs'
 train.data=pairs | train.data 'pairs' needs a loss of pairs, and algorithm.trust_region is 'clip'
 algorithm=dpo train.num_mini_batches=64 | and a mini-batch has 1 episodes
@@ -130,8 +125,7 @@ judge.kind=helpful | judge.kind 'helpful' is about insults, and data.builtin.ins
 SEEN | judge.also.x 'harmless' is about insults
 INSULTS reward.preferences=judge:harmles | judge.also has no 'harmles'; did you mean 'harmless'?
 reward.preferences=judge:x | reward.preferences 'judge:x': judge.also has no 'x'; there are: none
-reward.preferences='judge:' | must be judge, judge:NAME, labels, or the path
-reward.preferences=labels | preferences 'labels' need labelled texts, data.source is 'builtin'
+reward.preferences='judge:' | must be judge, judge:NAME, or the path
 TWO floor.part=harmles | floor.part 'harmles': reward.parts has none of that name; did you mean
 floor.part=x | there are: none, since reward.kind is not composite
 ONE_PART floor.part=one | floor.part 'one' is the only part of the reward
@@ -148,8 +142,6 @@ adapter.kind=lora adapter.frozen_layers=1 | frozen_layers and kind: lora exclude
 reward.learned.ranked=1 | reward.learned.ranked = 1: must be greater than or equal to 2
 reward.learned.ranked=200 | one ranking makes 19900 pairs, and reward.learned.pairs is 8192
 reward.learned.ranked=4 reward.learned.rounds=2 | rounds 2 collects pairs, and reward.learned.ranked is 4
-LOCAL reward.learned.ranked=3 reward.preferences=labels | 'labels' pairs a positive with a negative review
-LOCAL LABELLED_PART reward.learned.ranked=4 | reward.parts.good.preferences 'labels' pairs
 reward.learned.ranked=3 judge.kind=cycle | the preferences of judge.kind 'cycle' are no order
 PAIRWISE reward.learned.ranked=3 reward.learned.ranking_loss=plackett_luce | needs a score of each answer
 reward.learned.rounds=3 | reward.learned.rounds 3 does not divide reward.learned.pairs 8192

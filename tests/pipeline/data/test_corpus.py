@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,9 @@ import pandas as pd
 import pytest
 
 from pipeline.data.corpus import load_corpus
-from pipeline.data.files import TEXT_COLUMNS, check_source, read_splits
+from pipeline.data.files import check_source
 from pipeline.data.prompts import make_prompts, tokens_of
-from pipeline.data.settings import DataConfig, HubSettings, LocalSettings
+from pipeline.data.settings import DataConfig, LocalSettings
 from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
 from pipeline.errors import UserError
 
@@ -69,21 +68,7 @@ def test_rows_sorted_by_label_are_shuffled_the_same_way_every_time(tmp_path: Pat
     one, two, other = load_corpus(cfg), load_corpus(cfg), load_corpus(cfg.model_copy(update={"seed": 1}))
     assert one == two
     assert one.train != other.train
-    assert 10 < sum(one.train_labels) < 40
-    assert one.train_labels == [int(int(text[5:-1]) >= 100) for text in one.train]
-    one.require_both_classes()
-
-
-@pytest.mark.parametrize("period", [2, 5, 10, 20])
-def test_a_file_with_a_period_has_held_out_texts_of_all_kinds(tmp_path: Path, period: int) -> None:
-    """Within 5 standard deviations of a share of 200 texts that are drawn."""
-    labels = [int(i % period < period // 2) for i in range(2_000)]
-    corpus = load_corpus(
-        local(write(tmp_path / "x.csv", {"text": [f"Text {i}." for i in range(2_000)], "label": labels}))
-    )
-    positive = sum(labels) / 2_000
-    assert len(corpus.heldout) == 200
-    assert abs(sum(corpus.heldout_labels) / 200 - positive) < 5 * (positive * (1 - positive) / 200) ** 0.5
+    assert 10 < sum(int(text[5:-1]) >= 100 for text in one.train) < 40
 
 
 def test_order_and_repetitions_do_not_change_what_is_held_out_and_an_added_row_little(tmp_path: Path) -> None:
@@ -97,27 +82,6 @@ def test_order_and_repetitions_do_not_change_what_is_held_out_and_an_added_row_l
         after = heldout(texts[:n])
         assert len(before - after) <= 1
         before = after
-
-
-def test_one_class_is_refused_where_labels_are_needed_and_only_there(tmp_path: Path) -> None:
-    corpus = load_corpus(
-        local(write(tmp_path / "x.parquet", {"text": [f"Text {i}." for i in range(40)], "label": [1] * 40}))
-    )
-    with pytest.raises(UserError, match="the 36 training texts are 36 positive and 0 negative"):
-        corpus.require_both_classes()
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_unicode_of_every_kind_is_read(tmp_path: Path, encoding: str) -> None:
-    path = tmp_path / "x.csv"
-    path.write_bytes(
-        "text,label\n".encode(encoding)
-        + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)).encode(encoding.split("-sig")[0])
-    )
-    if encoding == "utf-16":
-        path.write_text("text,label\n" + "".join(f"Ünïcödé {i} 漢字,1\n" for i in range(20)), encoding="utf-16")
-    corpus = load_corpus(local(path))
-    assert "Ünïcödé 7 漢字" in corpus.train
 
 
 def test_another_encoding_is_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -155,9 +119,9 @@ def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:
         (
             "x.csv",
             "review,label\na,1\n",
-            "x.csv: no column 'text'; its columns are review, label; needed are text, label",
+            "x.csv: no column 'text'; its columns are review, label; needed are text",
         ),
-        ("x.csv", "text,lable\na,1\n", "did you mean 'lable'?"),
+        ("x.csv", "texts,label\na,1\n", "did you mean 'texts'?"),
         ("x.jsonl", "{broken", "cannot be read as jsonl"),
         ("x.csv", "text,label\na,1\n", "more texts are needed"),
     ],
@@ -179,16 +143,6 @@ def test_an_absent_source_is_refused_before_anything_is_written(tmp_path: Path) 
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"holds no train\*\.parquet"):
         check_source(local(tmp_path / "empty"))
-
-
-def test_a_hub_that_cannot_be_reached_is_one_clear_line() -> None:
-    with pytest.raises(UserError) as error:
-        load_corpus(DataConfig(source="hub", hub=HubSettings(name="no-such-org/no-such-data", revision="0" * 40)))
-    message = str(error.value)
-    assert "no-such-org/no-such-data" in message
-    assert "data.source=local" in message
-    assert "cache" in message
-    assert "\n" not in message
 
 
 def test_prompts_are_openings_distinct_and_disjoint() -> None:
@@ -234,15 +188,6 @@ def test_a_prompt_of_k_tokens_never_ends_inside_a_character() -> None:
     assert cut("ab", 2) is None
 
 
-def test_builtin_corpus_is_disjoint_and_knows_its_entropy() -> None:
-    corpus = load_corpus(DataConfig(sft_texts=500, train_prompts=100, heldout_prompts=20))
-    assert len(corpus.train) == 500
-    assert not set(corpus.train) & set(corpus.heldout)
-    assert corpus.heldout_nats is not None
-    assert len(corpus.heldout_nats) == len(corpus.heldout)
-    assert 20 < sum(corpus.heldout_nats) / len(corpus.heldout_nats) < 35
-
-
 def test_the_tokenizer_is_total_reproducible_and_keeps_pad_apart() -> None:
     texts = ["The acting was good.", "The plot was really dull."] * 10
     one, two = train_tokenizer(texts, 300), train_tokenizer(texts, 300)
@@ -251,29 +196,3 @@ def test_the_tokenizer_is_total_reproducible_and_keeps_pad_apart() -> None:
     assert (one.pad_token, one.eos_token) == (PAD, EOS)
     for text in ("", "ü漢字 🎬", "The acting\nwas\tgood"):
         assert one.decode(one(text)["input_ids"]) == text
-
-
-REAL = Path(os.environ.get("ABLATE_REAL_REVIEWS", Path(__file__).parents[4] / "shared" / "data" / "imdb"))
-
-
-@pytest.mark.skipif(
-    not REAL.exists(),
-    reason="no real reviews at hand; set ABLATE_REAL_REVIEWS to a folder in the layout of stanfordnlp/imdb",
-)
-def test_real_reviews_load() -> None:
-    corpus = load_corpus(
-        DataConfig(source="local", local=LocalSettings(path=str(REAL)), train_prompts=1000, heldout_prompts=512)
-    )
-    assert len(corpus.train) > 1000
-    assert len(corpus.heldout) > 512
-    assert not set(corpus.train) & set(corpus.heldout)
-    assert not any("<br" in text for text in corpus.train)
-
-
-def test_equal_texts_of_a_parquet_file_are_one_object(tmp_path: Path) -> None:
-    """A kilobyte of parquet can stand for gigabytes of equal texts."""
-    rows = {"text": ["Good film."] * 500 + [None, "Bad film."], "label": [1] * 502}
-    texts = read_splits(write(tmp_path / "x.parquet", rows), "data.local.path", TEXT_COLUMNS)["train"]["text"]
-    assert texts.isna().tolist() == [text is None for text in rows["text"]]
-    assert texts.dropna().tolist() == [text for text in rows["text"] if text is not None]
-    assert len(set(map(id, texts.dropna()))) == 2

@@ -21,7 +21,7 @@ from pipeline.rewards.preferences import judged_rankings, split_prompts
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.stages.sources import check_sources, scorers_and_pairs
+from pipeline.stages.sources import scorers_and_pairs
 from pipeline.trial import run_trial
 
 FOUR: dict[str, Any] = {"reward__learned__ranked": 4}
@@ -182,19 +182,9 @@ def test_comparisons_of_one_ranking_without_a_prompt_are_no_independent_evidence
 def test_a_bad_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     path = write(tmp_path / "rankings.jsonl", ranks=[1, 1, 2])
     layout = Layout(tmp_path / "out")
-    with pytest.raises(UserError, match=r"rankings\.jsonl, line 1: ranks \[1, 1, 2\] must be"):
+    with pytest.raises(UserError, match=r"rankings\.jsonl, row 1: ranks \[1, 1, 2\] must be"):
         run_trial(smoke(reward__preferences=str(path), reward__learned__ranked=3), layout, Recorder())
     assert not list((tmp_path / "out").rglob("*.safetensors"))
-
-
-def test_a_file_of_rankings_without_their_size_is_named_for_what_it_is(tmp_path: Path) -> None:
-    path = write(tmp_path / "rankings.jsonl")
-    with pytest.raises(UserError, match=r"holds rankings; set reward\.learned\.ranked to the number of"):
-        check_sources(smoke(reward__preferences=str(path)), ["reward"])
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"prompt": "a", "good": "b", "bad": "c"}\n')
-    with pytest.raises(UserError, match="no column 'chosen'"):
-        check_sources(smoke(reward__preferences=str(other)), ["reward"])
 
 
 def test_another_file_is_another_reward(tmp_path: Path) -> None:

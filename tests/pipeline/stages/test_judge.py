@@ -14,29 +14,24 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.cleaning import UNLABELLED
 from pipeline.data.reviews import generate
-from pipeline.data.semantics import judge as judgement
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.evaluation.judge_errors import (
     PRAISE,
-    Adversary,
     Opening,
-    class_errors,
     errors,
     praise,
     rates,
     repeated,
     shuffled,
-    stopped,
+    spliced,
     strewn,
 )
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
-from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
-from pipeline.rewards.fluency import Guard, Judged, guarded
+from pipeline.rewards.fluency import Judged, guarded
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.stored import judge_of
 from pipeline.run.layout import Layout
@@ -50,11 +45,9 @@ CPU, ROOM = torch.device("cpu"), Room("rows", 8)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,500 reviews, labelled by the sign of their score."""
+    """1,500 reviews."""
     folder = tmp_path_factory.mktemp("guarded")
-    texts = [review.text for review in generate(1500, 5)]
-    labels = [int(judgement("", text).score > 0) for text in texts]
-    pd.DataFrame({"text": texts, "label": labels}).to_csv(folder / "reviews.csv", index=False)
+    pd.DataFrame({"text": [review.text for review in generate(1500, 5)]}).to_csv(folder / "reviews.csv", index=False)
     return folder
 
 
@@ -112,28 +105,20 @@ def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
     assert meta["real/faulty"] <= 0.3, "about 0.16 of further texts; 0.3 is more than 3 standard errors above"
     assert meta["real/faulty_low"] <= meta["real/faulty"] <= meta["real/faulty_high"]
     assert meta["praise/wins_lexicon"] > 0.8
-    most = {
-        "stop": 0.1, "brief": 0.1, "shuffled": 0.1, "ordered": 0.25, "praise": 0.1, "strewn": 0.15, "repeated": 0.1,
-        "stopped": 0.25,
-    }  # fmt: skip
-    for attack, share in most.items():
+    for attack, share in {"shuffled": 0.1, "praise": 0.1, "strewn": 0.15, "repeated": 0.1}.items():
         assert meta[f"{attack}/wins"] <= share, attack
-    assert meta["classes/n"] > 30
-    assert meta["classes/wins"] < 0.4
 
 
 def test_held_out_texts_are_cut_as_responses_are(home: Path) -> None:
     texts = ["The acting was absolutely superb and I loved it from the first minute on.", "It was bad."]
     tokenizer = train_tokenizer(texts * 3, 400)
     cfg = config(home, train__response_length=4, data__prompt_length=[2, 2])
-    long, short = _openings(cfg, pd.DataFrame({"text": texts, "label": [1, 0]}), tokenizer)
-    assert (long.prompt, long.ended, long.label) == ("The acting", False, 1)
+    long, short = _openings(cfg, pd.DataFrame({"text": texts}), tokenizer)
+    assert (long.prompt, long.ended) == ("The acting", False)
     assert texts[0].startswith(long.prompt + long.completion)
     lengths = [len(tokenizer(text)["input_ids"]) for text in (long.prompt, long.prompt + long.completion)]
     assert lengths[1] - lengths[0] == 4
-    assert short == Opening("It was", " bad.", True, 0)
-    (unlabelled,) = _openings(cfg, pd.DataFrame({"text": texts[1:]}), tokenizer)
-    assert unlabelled.label == UNLABELLED
+    assert short == Opening("It was", " bad.", True)
 
 
 def test_attacks_change_what_they_say() -> None:
@@ -148,89 +133,37 @@ def test_attacks_change_what_they_say() -> None:
     assert phrase[0] in PRAISE
     assert phrase[1:2] == ["w0"]
     assert phrase == phrase[:2] * 4
-    assert stopped(words, rng) == words[:5]
-    assert stopped(["It", "end.)", "well", "now"], rng) == ["It", "end"]
+    happy = [["a", "good", "film"], ["so", "very", "good", "that", "I", "left"]]
+    pieces = spliced(happy, words, rng)
+    assert len(pieces) == 10
+    assert set(pieces) <= {*happy[0], *happy[1]}
 
 
 class Deaf:
-    """A guard that faults every end, with a lexicon that likes long texts."""
+    """A guard that faults every end, with a lexicon that likes long texts; a character is a token."""
+
+    length = 5
+
+    @staticmethod
+    def tokenizer(text: str, **how: Any) -> dict[str, Any]:
+        return {"offset_mapping": [(place, place + 1) for place in range(len(text))]}
 
     def judge(self, prompt: str, completion: str, ended: bool) -> Judged:
         plain = 1 - 1 / len(prompt + completion)
         return Judged(int(ended), plain, guarded(plain, int(ended)))
 
 
-def test_errors_are_those_of_the_changed_texts() -> None:
-    seen = list[Opening]()
+def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_response() -> None:
+    def attack(words: list[str], rng: np.random.Generator) -> list[str]:
+        return ["x"] * (1 if words[0] == "was" else 9)
 
-    def attack(opening: Opening, rng: np.random.Generator) -> tuple[str, bool]:
-        seen.append(opening)
-        return opening.space + "x", len(seen) > 1
-
-    openings = [Opening("It", " was so bad.", True, 0), Opening("It w", "as so", False, 1)]
+    openings = [Opening("It", " was bad.", True), Opening("It w", "as so", False)]
     table = errors(openings, Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
-    assert seen == openings
     assert table["kind"].tolist() == ["real", "attack"] * 2
-    assert table["faults"].tolist() == [1, 0, 0, 1]
-    assert table["lexicon"].tolist() == [1 - 1 / len(text) for text in ("It was so bad.", "It x", "It was so", "It wx")]
-    assert table["score"].tolist() == [-2.0, 0.75, 1 - 1 / 9, -2.0]
-    assert table["label"].tolist() == [0, 0, 1, 1]
-
-
-def adversary(outcome: TrialOutcome) -> tuple[Adversary, list[str]]:
-    """With three texts, two of which have praise."""
-    judged = outcome.artifacts["judge"].path
-    guard = Guard.load(judged, load_tokenizer(judged / "tokenizer"))
-    texts = ["I loved it. A superb film with a superb cast.", "Awful. I hated the plot.", "A great and funny film."]
-    return Adversary.of(guard, texts), texts
-
-
-def test_an_adversary_splices_walks_and_orders(outcome: TrialOutcome) -> None:
-    one, texts = adversary(outcome)
-    assert [" ".join(words) for words in one.happy] == [texts[0], texts[2]], "those with praise"
-    attacks, opening = one.attacks(), Opening("The film was", " so very long and so very bad that I left.", True, 0)
-    rng = np.random.default_rng(3)
-    for _ in range(20):
-        spliced, ended = one.spliced(opening, rng)
-        assert ended
-        assert spliced.endswith((texts[0][-8:], texts[2][-8:]))
-        assert {*spliced.split()} <= {word for text in texts for word in text.split()}
-        assert len(spliced.split()) >= 9
-    cut = Opening(opening.prompt, opening.completion, False, 0)
-    assert not attacks["spliced"](cut, rng)[1]
-    ordered, _ = attacks["ordered"](opening, rng)
-    assert sorted(ordered.split()) == sorted(opening.completion.split())
-    orders = [" ".join(shuffled(opening.completion.split(), rng)) for _ in range(50)]
-    content = [one.guard.read(opening.prompt, f" {text}", False)["content"][0] for text in orders]
-    assert one.guard.read(opening.prompt, ordered, False)["content"][0] < np.median(content)
-
-
-def test_no_attack_is_longer_than_a_response(outcome: TrialOutcome) -> None:
-    one, _ = adversary(outcome)
-    long = Opening("The film was", " so very bad" * 12, False, 0)
-    for name, attack in one.attacks().items():
-        text, _ = attack(long, np.random.default_rng(0))
-        tokens = one.guard.tokenizer(long.prompt + text, add_special_tokens=False)["input_ids"]
-        length = len(tokens) - len(one.guard.tokenizer(long.prompt, add_special_tokens=False)["input_ids"])
-        assert length <= 24, name
-
-
-def test_a_walk_takes_what_followed_in_the_texts(outcome: TrialOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = adversary(outcome)
-    made, decode = list[list[int]](), one.guard.tokenizer.decode
-    monkeypatch.setattr(one.guard.tokenizer, "decode", lambda tokens: made.append(tokens) or decode(tokens))
-    prompt, rng, ends = "I saw it at home.", np.random.default_rng(1), 0
-    for _ in range(20):
-        text, ended = one.attacks()["walked"](Opening(prompt, " It was bad.", True, 0), rng)
-        tokens = made[-1]
-        assert decode(tokens).endswith(text)
-        first, model = len(one.guard.tokenizer(prompt)["input_ids"]), one.guard.model
-        for at in range(first, len(tokens)):
-            following, _ = model.seen_after([model.end, model.end, *tokens[:at]])
-            assert tokens[at] in (following if len(following) else model.seen_after([model.end, model.end])[0])
-        assert ended == (len(tokens) < first + one.guard.length)
-        ends += ended
-    assert ends
+    assert table["faults"].tolist() == [1, 1, 0, 0]
+    cut = "It wx x x"
+    assert table["lexicon"].tolist() == [1 - 1 / len(text) for text in ("It was bad.", "It x", "It was so", cut)]
+    assert table["score"].tolist() == [-2.0, -2.0, 1 - 1 / 9, 1 - 1 / 9]
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(outcome: TrialOutcome) -> None:
@@ -288,18 +221,16 @@ def test_too_few_texts_are_refused(home: Path, tmp_path: Path) -> None:
         run_trial(few, Layout(tmp_path), Recorder(), until="judge")
 
 
-def test_rates_count_ties_half_and_classes_need_both() -> None:
+def test_rates_count_ties_half() -> None:
     rows = [
-        (0, "real", 1, 0, 0.5, 0.5), (0, "praise", 1, 1, 0.9, -2.0),
-        (1, "real", 1, 0, 0.2, 0.2), (1, "praise", 1, 0, 0.2, 0.2),
-        (2, "real", 0, 1, 0.4, -2.0), (2, "praise", 0, 1, 0.9, -2.0),
-        (3, "real", 0, 0, 0.3, 0.3), (3, "praise", 0, 2, 0.9, -3.0),
+        (0, "real", 0, 0.5, 0.5), (0, "praise", 1, 0.9, -2.0),
+        (1, "real", 0, 0.2, 0.2), (1, "praise", 0, 0.2, 0.2),
+        (2, "real", 1, 0.4, -2.0), (2, "praise", 1, 0.9, -2.0),
+        (3, "real", 0, 0.3, 0.3), (3, "praise", 2, 0.9, -3.0),
     ]  # fmt: skip
-    table = pd.DataFrame(rows, columns=["text", "kind", "label", "faults", "lexicon", "score"])
+    table = pd.DataFrame(rows, columns=["text", "kind", "faults", "lexicon", "score"])
     found = rates(table)
     assert (found["real/n"], found["real/faulty"], found["praise/faulty"]) == (4, 0.25, 0.75)
     assert found["praise/wins"] == 0.25, "lost, tie, tie, lost"
     assert found["praise/wins_lexicon"] == 0.875
-    assert class_errors(table)["classes/wins"] == 0.5
-    assert class_errors(table[table["label"] == 1]) == {}
     assert json.dumps(found)

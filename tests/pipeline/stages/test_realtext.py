@@ -1,4 +1,4 @@
-"""All stages on texts that no grammar wrote: labels, preference files, ready classifiers, a composite reward, a base
+"""All stages on texts that no grammar wrote: preference files, ready classifiers, a composite reward, a base
 model."""
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ PARTS = (
 
 
 def reviews(folder: Path) -> Path:
-    """Labelled reviews in the layout of a hub data set, sorted by label as IMDb is."""
-    rows = [(f"{a} film was {b} {c} it {d}.", int(b in GOOD)) for a, b, c, d in itertools.product(*PARTS)]
-    frame = pd.DataFrame(rows, columns=["text", "label"]).sort_values("label")
+    """Reviews in the layout of a hub data set."""
+    frame = pd.DataFrame({"text": [f"{a} film was {b} {c} it {d}." for a, b, c, d in itertools.product(*PARTS)]})
     (folder / "plain_text").mkdir(parents=True)
     test = frame.iloc[::4]
     frame.drop(test.index).to_parquet(folder / "plain_text" / "train-00000-of-00001.parquet", index=False)
@@ -65,11 +64,19 @@ def classifier(folder: Path, seed: int, **keys: Any) -> Path:
     return folder
 
 
+def pairs(path: Path) -> Path:
+    """Good words preferred to bad ones."""
+    rows = [{"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reviews and two classifiers."""
     folder = tmp_path_factory.mktemp("realtext")
     reviews(folder / "reviews")
+    pairs(folder / "pairs.jsonl")
     classifier(folder / "toxic", 1)
     classifier(folder / "judge", 2)
     return folder
@@ -100,7 +107,7 @@ def config(home: Path, **changes: Any) -> TrialConfig:
 
 def composite(home: Path, **changes: Any) -> TrialConfig:
     parts = {
-        "helpful": {"kind": "learned", "preferences": "labels"},
+        "helpful": {"kind": "learned", "preferences": str(home / "pairs.jsonl")},
         "harmless": {
             "kind": "classifier",
             "classifier": {"model": str(home / "toxic"), "label": "YES"},
@@ -156,16 +163,6 @@ def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcom
     assert outcome.summary["eval/reward/harmless"] == pytest.approx(table["policy_reward/harmless"].mean())
 
 
-def test_pairs_of_labels_put_the_positive_review_first(outcome: TrialOutcome) -> None:
-    pairs = pd.read_parquet(outcome.artifacts["reward"].path / "parts" / "helpful" / "pairs.parquet")
-    assert all(any(word in text.split() for word in GOOD) for text in pairs["first"])
-    assert all(any(word in text.split() for word in BAD) for text in pairs["second"])
-    assert pairs["first_wins"].all()
-    assert pairs["gold_first"].notna().tolist() == pairs["heldout"].tolist()
-    train, heldout = pairs[~pairs["heldout"]], pairs[pairs["heldout"]]
-    assert not {*train["first"], *train["second"]} & {*heldout["first"], *heldout["second"]}
-
-
 def test_what_a_judge_or_a_part_is_made_of_is_part_of_the_keys(home: Path, outcome: TrialOutcome) -> None:
     layout = Layout(home / "out")
 
@@ -196,15 +193,11 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     GPT2LMHeadModel(
         GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=128)
     ).save_pretrained(base)
-    pairs = [
-        {"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)
-    ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     settings: dict[str, Any] = {
         "data__prompt_length": [8, 24],
         "reward__learned__max_tokens": 64,
         "model__base": str(base),
-        "reward__preferences": str(tmp_path / "pairs.jsonl"),
+        "reward__preferences": str(home / "pairs.jsonl"),
         "reward__learned__epochs": 8,
         "reward__learned__lr": 1e-2,
     }
@@ -232,16 +225,6 @@ def test_a_reward_learned_from_a_file_on_a_base_of_another_architecture(home: Pa
     ):
         with pytest.raises(UserError, match=says):
             run_trial(config(home, **{**settings, key: value}), Layout(tmp_path / "out"), Recorder(), until="reward")
-
-
-def test_one_class_is_refused_at_the_first_stage(home: Path, tmp_path: Path) -> None:
-    pd.DataFrame({"text": [f"Text number {i} of many." for i in range(60)], "label": 1}).to_csv(
-        tmp_path / "x.csv", index=False
-    )
-    one_class = config(home, data__local__path=str(tmp_path / "x.csv"), reward__preferences="labels")
-    with pytest.raises(UserError, match="54 positive and 0 negative"):
-        run_trial(one_class, Layout(tmp_path / "out"), Recorder())
-    assert not list((tmp_path / "out" / "store").glob("*/[!.]*"))
 
 
 def test_a_judge_that_is_trained_on_is_cautioned_against(home: Path) -> None:
