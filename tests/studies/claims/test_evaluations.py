@@ -129,25 +129,3 @@ def test_an_interval_needs_two_prompts(few: int, metric: str, make: Callable[[in
         shared = " shared with the baseline" if base else ""
         assert (found.outcome, found.interval) == ("NOT TESTED", None)
         assert found.reason == f"no interval: {few} evaluated prompts{shared}{pairs}, and 2 are needed"
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_baseline_that_decides_other_prompts_makes_no_interval() -> None:
-    """On the prompts that both have, only one of the two has decided pairs."""
-    own, base = decided_on(20), decided_on(10)
-    elsewhere = Outcomes(base.prompts + 20, base.top, base.bottom)
-    (value, low, high), prompts = difference(own, elsewhere)
-    assert np.isnan(value)
-    assert (low, high, prompts) == (-np.inf, np.inf, 0)
-
-
-def test_the_prompts_that_decide_are_counted_and_give_the_degrees_of_freedom() -> None:
-    wins = outcomes([4.0, 2.0, 3.0, *[0.0] * 37], [4.0, 4.0, 4.0, *[0.0] * 37])
-    found = judge(claim(ACCURACY, bound="low"), Evaluation(0.75, wins))
-    assert found.reason.endswith("over 3 prompts")
-    base = outcomes([2.0, 2.0, 1.0, 4.0, *[0.0] * 36], [4.0, 4.0, 4.0, 4.0, *[0.0] * 36])
-    pair = judge(claim(ACCURACY, bound="low", relative_to="baseline"), Evaluation(0.75, wins), Evaluation(0.5625, base))
-    assert pair.interval is not None
-    assert pair.reason.split(";")[0].endswith("over 3 prompts")
-    told = [Outcomes(one.prompts[:4], one.top[:4], one.bottom[:4]) for one in (wins, base)]
-    assert pair.interval == student(told[0].linear - told[1].linear)[1:]

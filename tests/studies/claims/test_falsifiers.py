@@ -66,19 +66,6 @@ def test_the_value_of_a_claim_that_survived_is_where_it_would_just_have_fallen(
         assert (moved.outcome == "FALSIFIED") == op.endswith("=")
 
 
-@given(SERIES, AGGREGATIONS, st.data())
-def test_a_gap_never_saves_a_claim_from_evidence_that_is_there(
-    series: Series, aggregation: Any, data: st.DataObject
-) -> None:
-    unique = list(dict(series).items())
-    whole = evaluate(falsifier(aggregation), unique, BEFORE)
-    if whole.evidence:
-        kept = [one for one in unique if one in whole.evidence or data.draw(st.booleans())]
-        gappy = evaluate(falsifier(aggregation), kept, BEFORE)
-        assert gappy.outcome == "FALSIFIED"
-        assert (gappy.step or 0) <= (whole.step or 0)
-
-
 @pytest.mark.parametrize(
     ("series", "steps", "outcome"),
     [

@@ -24,9 +24,7 @@ Write = Callable[..., Study]
 
 
 @pytest.mark.usefixtures("no_mlflow")
-@pytest.mark.parametrize(
-    ("executor", "trouble"), [("inline", {}), ("inline", {"crash": 1}), ("processes", {"kill": 1})]
-)
+@pytest.mark.parametrize(("executor", "trouble"), [("inline", {}), ("processes", {"kill": 1})])
 def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
     write_study: Write, layout: Layout, executor: str, trouble: dict[str, int]
 ) -> None:

@@ -36,11 +36,6 @@ def test_a_record_is_judged_by_the_series_that_it_left(tmp_path: Path) -> None:
     assert (health.symptoms[1].outside, health.symptoms[1].n, health.symptoms[1].first) == (9, 11, 8)
 
 
-def test_its_configuration_holds_bands_back(tmp_path: Path) -> None:
-    config = {"algorithm": {"trust_region": "kl_penalty", "ratio": "token"}}
-    assert health_of(*record(tmp_path, series(), **config)).words == "objective/kl_exact_per_token 82 %"
-
-
 def test_a_trial_that_diverged_is_never_ok(tmp_path: Path) -> None:
     folder, made = record(tmp_path, pd.DataFrame({"step": range(40), "policy/entropy": 1.0}))
     assert health_of(folder, made).words == "ok"
@@ -50,12 +45,6 @@ def test_a_trial_that_diverged_is_never_ok(tmp_path: Path) -> None:
     assert health_of(folder, ended).words == "diverged"
     (arm,) = by_arm({("a", 0): health_of(folder, ended)})
     assert (arm.ill, arm.judged, arm.diverged, arm.worst) == (1, 1, (0,), None)
-
-
-def test_a_trial_without_series_is_not_judged(tmp_path: Path) -> None:
-    folder, untrained = record(tmp_path, pd.DataFrame({"step": []}))
-    assert health_of(folder, untrained).words == "not judged"
-    assert health_of(folder, untrained.model_copy(update={"stages": {}})).words == "not judged"
 
 
 @pytest.mark.parametrize("what", ["gone", "damaged"])

@@ -37,20 +37,13 @@ FILES = {
         "grid.beta=0+kl.place=loss: kl.place = loss has no effect ... kl.beta is 0.0 ... under arms instead"
     ),
     FACTORS + "factors: {adapter.rank: [4]}\n": "factors.adapter.rank=4: adapter.rank = 4 has no effect",
-    FACTORS + "factors: {algorithm.clip.epsilon: [0.1, 0.2]}\n": "'baseline' and 'epsilon=0.2' are the same trial",
-    FACTORS + "factors: {algorithm.clip.epsilo: [0.1]}\n": "clip.epsilo'; did you mean 'algorithm.clip.epsilon'?",
     FACTORS + "factors: {kl.beta: [0.1]}\nbaseline: weak": "line 7: baseline: 'weak' ... leave the key out",
     FACTORS + "factors: {kl.beta: [0.1]}\ninteractions: [[kl.beta, optimiser.lr]]": (
         "line 7: interactions: 'optimiser.lr' is not a factor"
     ),
-    FACTORS + "factors: {kl.beta: [0.1]}\ninteractions: [[kl.beta, kl.beta]]": "comes out more than once",
-    STUDY + "interactions: [[kl.beta, optimiser.lr]]": "'kl.beta' is not a factor",
-    FACTORS + "factors: {kl.beta: [0.1]}\ngrid: {optimiser.lr: [1]}": "both grid and factors are given",
     IMPORTED + "profile: tiny\n": "profile: no profile 'tiny' ... imported",
-    IMPORTED + "arms: {a: {optimiser.lr: 1e-4}}\n": "both arms and imported are given",
     IMPORTED + "objective: {metric: objective/scoers}\n": "'objective/scoers'; did you mean 'objective/scores'?",
     IMPORTED + "vary: [reward]\n": "vary: imported trials were run elsewhere",
-    IMPORTED + "confirm: {seeds: [7]}\n": "confirm: of a study of kind imported",
     IMPORTED + "falsifiers: [{name: n, claim: c, op: '>', threshold: 1, before_step: 9}]": "metric: is missing",
 }  # fmt: skip
 """Whole files."""
@@ -58,109 +51,76 @@ FILES = {
 EDITS = [
     (STUDY, "question:", "qestion:", "line 2: unknown key 'qestion'; did you mean 'question'?"),
     (STUDY, "question: Does it work?", "", "key 'question' is missing"),
-    (STUDY, "question: Does it work?", "question: ''", "line 2: question = '': must not be empty"),
     (STUDY, "question:", "name: other\nquestion:", "line 2: unknown key 'name'"),
-    (STUDY, "question:", "confirms: other\nquestion:", "line 2: unknown key 'confirms'"),
     (STUDY, "weak\n", "weak\nprofile: tinny\n", "line 6: profile: no profile 'tinny'; did you mean 'tiny'?"),
     (STUDY, "weak\n", "weak\nfigures: [fronteir]\n", "line 6: figures.0 = 'fronteir' ... did you mean 'frontier'?"),
     (STUDY, "baseline: weak", "baseline: week", "line 5: baseline: 'week' ... 'weak'?; arms: weak, strong"),
     (STUDY, "baseline: weak\n", "", "baseline: 'baseline' is not an arm; say which one is ... arms: weak, strong"),
     # seeds
     (STUDY, "[0, 1]", "[0, 1, 0]", "line 6: seeds: '0' is given more than once"),
-    (STUDY, "[0, 1]", "[]", "line 6: seeds: needs at least 1"),
     (STUDY, "[0, 1]", "3", "line 6: seeds: 3 is a single number ... [0, 1, 2]"),
-    (STUDY, "[0, 1]", "[0, -1]", "seeds.1 = -1: must be greater than or equal to 0"),
     (STUDY, "[0, 1]", "[0, 1]\nconfirm: {seeds: [1, 9]}", "line 7: confirm.seeds: 1 is a seed of the study"),
     (STUDY, "[0, 1]", "[0, 1]\nvary: [rewards]", "vary.0 = 'rewards' ... did you mean 'reward'?"),
     (STUDY, "0.2}\n", "0.2}\n  third: {sft.seed: 5}\nvary: [sft]\n", "line 10: arms.third: 'sft.seed' is set by"),
     # arms and knobs
     (STUDY, "[0, 1]", "[0, 1]\nbeta: 1", "line 7: unknown key 'beta'; beta is ... 'kl.beta'; knobs stand under arms"),
+    (STUDY, "kl.beta: 0.2", "kl.beta: true", "arms.strong: kl.beta = true"),
+    (STUDY, "kl.beta: 0.2", "kl.beta: '0.2'", "arms.strong: kl.beta = '0.2'"),
+    (STUDY, "step: 32", "step: 32, stop: 1", "falsifiers.0.stop = 1"),
     (STUDY, "kl.beta: 0.2", "beta: 0.2", "line 9: arms.strong: unknown key 'beta'; beta is the key 'kl.beta'"),
-    (STUDY, "kl.beta: 0.2", "ppo.klcoef: 0.2", "arms.strong: unknown key 'ppo.klcoef'; did you mean 'kl.beta'?"),
     (STUDY, "kl.beta: 0.2", "kl.beta: -1", "line 9: arms.strong: kl.beta = -1: must be greater than or equal to 0"),
     (STUDY, "kl.beta: 0.2", "kl.beta: 0.01", "'weak' and 'strong' are the same trial"),
     (STUDY, "kl.beta: 0.2", "kl.beta: 0.2, kl.end: 3", "line 9: arms.strong: kl.end = 3.0 has no effect"),
-    (STUDY, "strong: {kl.beta: 0.2}", "strong:", "arms.strong = null: must be a mapping"),
     (STUDY, "strong:", "../strong:", "arms: the name '../strong' cannot be used"),
     (STUDY, "strong:", "Weak:", "'weak' and 'Weak' differ only in case"),
-    (STUDY, "strong:", "yes:", "line 7: arms: the name true must be a text; put it in quotes"),
     (STUDY, "kl.beta: 0.2}\n", "kl.beta: 0.2}\ngrid: {optimiser.lr: [1]}\n", "line 10: grid: both arms and grid"),
     # algorithms
     (STUDY, "kl.beta: 0.2", "algorithm: rlo", "line 9: arms.strong: algorithm.name = 'rlo' ... did you mean 'rloo'?"),
     (STUDY, "kl.beta: 0.2", "algorithm: rloo, critic.kind: shared", "critic.kind 'shared' is not for advantage 'rloo'"),
-    (STUDY, "kl.beta: 0.2", "critic.kind: none", "critic.kind 'none' is not for advantage 'gae'"),
     (STUDY, "kl.beta: 0.2", "algorithm: rloo, algorithm.name: ppo", "line 9: arms.strong: ... are the same key"),
-    (STUDY, "kl.beta: 0.2", "algorithm: rloo, algorithm.gae_lambda: 0.9", "algorithm.gae_lambda = 0.9 has no effect"),
     # objective, constraints, methods
     (STUDY, "weak\n", "weak\nobjective: {metric: policy/entropy}\n", "objective.metric 'policy/entropy' is a series"),
-    (STUDY, "weak\n", "weak\nobjective: {smalest: 1}\n", "'objective.smalest'; did you mean 'objective.smallest'?"),
-    (STUDY, "weak\n", "weak\nconstraints: [{metric: policy/kl_loss, max: 1}]\n", "constraints.0.metric ... a series"),
     (STUDY, "weak\n", "weak\nconstraints: [{metric: eval/gold}]\n", "constraints.0: give max or min"),
     (STUDY, "weak\n", "weak\nmethods: {m: [weak, storng]}\n", "line 6: methods.m: ... 'storng' ... 'strong'?"),
     (STUDY, "weak\n", "weak\nmethods: {a: [weak, strong], b: [strong]}\n", "methods.b: ... 'strong' is in methods.a"),
-    (STUDY, "weak\n", "weak\nmethods: {a: [weak], b: []}\n", "methods.b: has no arms"),
     (STUDY, "weak\n", "weak\nmethods: {a: [strong]}\n", "methods: the baseline 'weak' is in none"),
     # falsifiers
     (STUDY, "objective/kl_per", "kl_per", "line 11: falsifiers.0.metric: ... 'objective/kl_per_token'"),
     (STUDY, "threshold: 0.5", "threshold: .nan", "falsifiers.0.threshold = nan"),
-    (STUDY, "step: 32", "step: 0", "falsifiers.0.before_step = 0"),
     (STUDY, "step: 32", "step: 32, arms: [storng]", "falsifiers.0.arms: ... 'storng'; did you mean 'strong'?"),
     (STUDY, "step: 32", "step: 32, aggregation: {consecutive: 0}", "falsifiers.0.aggregation: ... any, mean or"),
-    (STUDY, "step: 32", "step: 32, aggregation: median", "falsifiers.0.aggregation: 'median'"),
     (CLAIM, "%s", "metric: objective/kl", "falsifiers.0: before_step: is missing"),
     (CLAIM, "%s", "metric: eval/gold, before_step: 32", "falsifiers.0: before_step: 'eval/gold' is measured once"),
-    (CLAIM, "%s", "metric: eval/gold, aggregation: mean", "falsifiers.0: aggregation: 'eval/gold' is measured once"),
-    (CLAIM, "%s", "metric: eval/gold, stop: true", "falsifiers.0: stop: 'eval/gold' is measured once"),
     (CLAIM, "%s", f"{SERIES}, stop: true, aggregation: mean", "falsifiers.0: stop: a mean"),
-    (CLAIM, "%s", "metric: cost/state_gib, before_step: 32", "falsifiers.0: metric: 'cost/state_gib' is recorded once"),
     (CLAIM, "%s", f"{SERIES}, bound: low", "falsifiers.0: bound: 'objective/kl' has no interval"),
-    (CLAIM, "%s", "metric: eval/win_rate_low, bound: low", "'eval/win_rate_low' ... did you mean 'eval/win_rate'?"),
     (CLAIM, "%s", "metric: eval/gold, bound: low, relative_to: baseline, relative: ratio", "bound: a ratio"),
     (CLAIM, "%s", f"{SERIES}, stop: true, relative_to: baseline", "stop: a running trial does not know the baseline"),
     (CLAIM, "%s", f"{SERIES}, relative: ratio", "relative: 'ratio' needs `relative_to: baseline`"),
     (CLAIM, "%s", f"{SERIES}, relative_to: baseline, arms: [weak]", "falsifiers.0.arms: only the baseline 'weak'"),
-    (CLAIM, "%s", f"{SERIES}, relativ_to: baseline", "'falsifiers.0.relativ_to'; did you mean ... relative_to'?"),
     # hypotheses
     (PART, "%s", "contrast: storng - weak", "line 13: hypotheses.0.contrast: ... 'storng'; did you mean 'strong'?"),
     (PART, "%s", "contrast: strong-weak", "weights of strong-weak sum to 1 ... ARM - OTHER"),
-    (PART, "%s", "contrast: strong weak", "hypotheses.0.contrast: 'strong weak' is no contrast ... ARM - OTHER"),
     (PART, "%s", "contrast: strong - strong", "names an arm twice"),
-    (PART, "%s", "contrast: {strong: 1, weak: -0.5}", "weights of strong, weak sum to 0.5"),
-    (PART, "%s", "contrast: {strong: 0, weak: 0}", "must sum to 0"),
     (PART, "%s", "order: [weak]", "order: name at least two arms"),
-    (PART, "%s", "order: [weak, storng]", "hypotheses.0.order: ... 'storng'; did you mean 'strong'?"),
-    (PART, "%s", "order: [weak, 's*']", "hypotheses.0.order: no arm is named 's*'"),
     (PART, "%s", "margin: 1", "hypotheses.0: give contrast or order"),
-    (PART, "%s", "contrast: strong - weak, order: [weak, strong]", "hypotheses.0: give contrast or order"),
-    (PART, "%s, expect: higher", "contrast: strong - weak, expect: highest", "did you mean 'higher'?"),
     (PART, "%s, expect: higher", "contrast: strong - weak, expect: equal", "expect: equal needs ... margin above 0"),
-    (PART, "%s", "contrast: strong - weak, margin: -1", "hypotheses.0.margin = -1"),
     (PART, "wins, claim: c, metric: eval/win_rate, %s", "drift, claim: c, metric: eval/gold, contrast: strong - weak", (
         "hypotheses.0.name: 'drift' is the name of two claims"
     )),
     # searches
     (SEARCH, BETA, "kl.beta: {low: 1, high: 1}", "search.space.kl.beta: the range [1, 1] is empty"),
     (SEARCH, BETA, "kl.beta: {low: 0, high: 1, log: true}", "low = 0: a logarithmic range begins above 0"),
-    (SEARCH, BETA, "kl.beta: {low: 0.5, high: 3, int: true}", "must be whole numbers"),
-    (SEARCH, BETA, "kl.beta: {low: 1}", "give low and high, or values"),
     (SEARCH, BETA, "kl.beta: {values: [1]}", "values: give at least two"),
-    (SEARCH, BETA, "kl.beta: {values: [1, 2], low: 3}", "not both"),
-    (SEARCH, BETA, "kl.beta: {values: [[1], 2]}", "[1] is no single value"),
     (SEARCH, BETA, "kl.bta: {low: 1, high: 2}", "line 8: search.space: unknown key 'kl.bta'; did you mean 'kl.beta'?"),
-    (SEARCH, BETA, "train.seed: {low: 1, high: 2}", "search.space: 'train.seed' is set by the study's seeds"),
     (SEARCH, BETA, "kl.end: {low: 1, high: 5}", "line 8: search.space: kl.end = 1.0 has no effect"),
     (SEARCH, f"{BETA}\n    algorithm.clip.epsilon: {{values: [0.1, 0.2, 0.3]}}",
      "kl.beta: {values: [0, 0.1]}\n    kl.place: {values: [reward, loss]}",
      "search.space: with kl.beta=0, kl.place=loss: kl.place = loss has no effect"),
     (SEARCH, "seeds: [0]\n", "seeds: [0, 1]\n", "line 5: seeds: a search trains on one seed"),
-    (SEARCH, "seeds: [0]\n", "seeds: [0]\nbaseline: other\n", "baseline: 'other': with search"),
     (SEARCH, "seeds: [0]\n", "seeds: [0]\nconstraints: [{metric: eval/gold, min: 1}]\n", "under search.constraints"),
-    (SEARCH, "seeds: [0]\n", "seeds: [0]\nconfirm: {seeds: [9]}\n", "confirm: ... under search.confirm"),
-    (SEARCH, "seeds: [0]\n", "seeds: [0]\nvary: [sft]\n", ""),
     (SEARCH, "seeds: [10, 11]", "seeds: [0, 11]", "search.confirm.seeds: 0 is the seed of the search"),
     (SEARCH, "top: 2", "top: 20", "search.confirm.top: 20 is more than the 14 trials"),
     (SEARCH, "trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "named twice"),
-    (SEARCH, "trials: 14", "trials: 14\n  objectives: [{metric: eval/gold, smallest: 1}]", "smallest belongs to"),
     (SEARCH, "trials: 14", "trials: 14\n  prune: {metric: objective/scores, above: 1}", "search.prune.metric"),
 ]  # fmt: skip
 """A file, what is replaced in it, and the fault; `...` stands for words between."""
@@ -186,9 +146,6 @@ def test_a_file_is_refused(write_study: Write, text: str, says: str) -> None:
 @pytest.mark.parametrize(("text", "old", "new", "says"), EDITS, ids=[edit[2] for edit in EDITS])
 def test_a_fault_is_reported_in_one_line(write_study: Write, text: str, old: str, new: str, says: str) -> None:
     assert old in text
-    if not says:
-        write_study(text.replace(old, new, 1))
-        return
     lines = faults(write_study, text.replace(old, new, 1))
     assert all("small.yaml" in line for line in lines)
     assert any(matches(says, line) for line in lines), lines
@@ -219,20 +176,6 @@ def test_a_fault_of_many_arms_is_told_once(write_study: Write) -> None:
     head = HEAD.replace("weak", "beta=0.1+epsilon=0.1")
     (line,) = faults(write_study, head + "grid: {kl.beta: [0.1, 0.2], algorithm.clip.epsilon: [0.1, -1]}\n")
     assert matches("grid.beta=0.1+epsilon=-1: algorithm.clip.epsilon = -1 ... (and in 1 more arm)", line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"{SERIES}, relative_to: baseline, relative: ratio, aggregation: {{consecutive: 2}}, arms: [strong]",
-        "metric: eval/win_rate",
-        "metric: eval/reward/helpful, bound: low",
-        "metric: eval/kl_per_token, bound: high, relative_to: baseline",
-        "metric: eval/distinct_2, relative_to: baseline, relative: ratio",
-    ],
-)
-def test_what_goes_together(write_study: Write, line: str) -> None:
-    assert write_study(CLAIM % line).falsifiers[0].name == "n"
 
 
 @pytest.mark.parametrize("metric", ["objective/rlhf_reward", "objective/non_score_reward"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,42 +51,16 @@ def test_a_new_study_is_valid_as_it_stands(faults: Faults, tmp_path: Path, desig
     assert f"# {SYMBOLS}." in text
 
 
-def test_what_is_commented_out_is_valid_too(faults: Faults, tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    for design, comment in (
-        ("factors", "# interactions"), ("arms", "# stop: true"), ("arms", "# confirm"), ("grid", "# constraints"),
-    ):  # fmt: skip
-        path.write_text(template(path, design).replace(comment, comment.removeprefix("# ")))
-        load_study(path)
-    text = template(path, "arms")
-    for line in re.findall(r"(?m)^  # ((?:- name:|  [a-z_]+:).*)$", text.partition("falsifiers:")[2]):
-        text = text.replace(f"  # {line}", f"  {line}")
-    path.write_text(text)
-    forms = [(claim.relative, claim.bound) for claim in load_study(path).falsifiers]
-    assert forms == [(None, None), ("difference", None), (None, "low")]
-    assert faults(text) == []
-    path.write_text(
-        template(path, "search").replace("  # objectives:", "  objectives:").replace("  #   - {", "    - {")
-    )
-    search = load_study(path).search
-    assert search is not None
-    assert len(search.objectives) == 2
-
-
 @pytest.mark.parametrize(
     ("old", "new", "wrong"),
     [
         ("algorithm.clip.epsilon: 0.05", "reward.parts.harmless.weight: -0.5", False),
         ("metric: objective/kl_exact_per_token", "metric: reward/harmless", False),
         ("algorithm.clip.epsilon: 0.05", "ppo.clip: 0.05", True),
-        ("algorithm.clip.epsilon: 0.05", "algorithm.clip.epsilon: -1", True),
         ("algorithm.clip.epsilon: 0.05", "train.seed: 1", True),
         ("question:", "qestion:", True),
-        ("profile: tiny", "profile: tinny", True),
         ("metric: eval/win_rate", "metric: eval/winrate", True),
-        ("seeds: [0, 1, 2, 3, 4]", "seeds: []", True),
         ("arms:\n", "grid: {optimiser.lr: [1]}\narms:\n", True),
-        ("consecutive: 3", "in_a_row: 3", True),
     ],
 )
 def test_the_schema_sees_mistakes_and_knows_names_of_the_users(
@@ -118,9 +91,6 @@ def test_a_new_study_comes_with_its_schema(tmp_path: Path, monkeypatch: pytest.M
     path = new_study("mine", "arms", tmp_path)
     assert path.read_text().splitlines()[0] == "# yaml-language-server: $schema=there.json"
     assert json.loads(editor_schema.SCHEMA.read_text("utf-8")) == study_schema()
-    editor_schema.SCHEMA.unlink()
-    editor_schema.SCHEMA.mkdir()  # cannot be written
-    assert new_study("other", "arms", tmp_path).exists()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +101,6 @@ def test_a_new_study_comes_with_its_schema(tmp_path: Path, monkeypatch: pytest.M
         ("../mine", "arms", "cannot be used"),
         ("mine+confirm", "arms", "choose another"),
         ("there", "arms", r"there\.yaml exists and is not overwritten"),
-        ("no/where", "arms", "cannot be used"),
     ],
 )
 def test_mistakes(tmp_path: Path, name: str, design: str, message: str) -> None:
