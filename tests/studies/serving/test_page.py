@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from browser import document, needs_chromium
 from tiny_service import Tiny
 
 from studies.serving.app import create_app
 from studies.serving.batching import Server
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 BAD = "<script>document.body.dataset.bad = 1</script><img src=x onerror='document.body.dataset.bad = 1'>"
 IN_HTML = "&lt;script&gt;document.body.dataset.bad = 1&lt;/script&gt;"
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")]
+pytestmark = [pytest.mark.slow, needs_chromium]
 
 
 @pytest.fixture
@@ -37,13 +35,6 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     yield int(server.servers[0].sockets[0].getsockname()[1])
     server.should_exit = True
     thread.join(60)
-
-
-def document(url: str, profile: Path) -> str:
-    """What Chromium has made of a page."""
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--no-first-run", "--disable-gpu", "--disable-quic"]
-    command += [f"--user-data-dir={profile}", "--virtual-time-budget=20000", "--dump-dom", url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=True).stdout
 
 
 def test_answers_stand_side_by_side_and_markup_in_them_is_text(port: int, tmp_path: Path) -> None:

@@ -13,8 +13,6 @@ from fake_trial import STUDY
 from filelock import FileLock
 from tracked_study import Tracked
 
-from pipeline.errors import Damaged
-from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import MetricsLog
 from studies.claims.registration import read_chain
 from studies.definition.schema import load_study
@@ -103,25 +101,16 @@ def test_a_study_in_mlflow(make: Callable[..., Tracked]) -> None:
     }  # fmt: skip
     assert expected.items() <= tags.items()
     assert tags["falsifier.drift"].startswith("SURVIVED: ")
-    note = tags["mlflow.note.content"]
-    assert "It differs from the baseline `weak` in `kl.beta` = 0.2 (baseline: 0.01).\n\n**End.** complete after" in note
-    assert "- **drift**: SURVIVED; " in note
-    assert "`evaluate/samples.csv` and `train/samples.csv` under Artifacts" in note
-    assert "`studies/small/tiny/report/index.html` under the output root" in note
+    assert "It differs from the baseline `weak` in `kl.beta` = 0.2 (baseline: 0.01)." in tags["mlflow.note.content"]
     assert params["kl.beta"] == "0.2"
     assert points["policy/entropy", 49, 2.0 - 0.48] == points["eval/win_rate", 64, 0.6] == 1
     assert set(points.values()) == {1}
     _, tags, params, points = found["study small"]
     assert (params, dict(points)) == ({}, {("falsifier/survived", 0, 4.0): 1})
     assert "**Question.** Does it work?" in tags["mlflow.note.content"]
-    assert "> 0.5 before step 32`. *registered before the data*" in tags["mlflow.note.content"]
-    assert tags["badge.drift"] == tags["badge"] == "registered before the data"
+    assert tags["badge.drift"] == "registered before the data"
     assert tags["registration"] == read_chain(sqlite.folder)[-1].digest
-    assert (tags["verdict"], tags["falsifier.drift"], tags["status"]) == (
-        "SURVIVED",
-        "SURVIVED: 4 SURVIVED",
-        "complete",
-    )
+    assert (tags["verdict"], tags["falsifier.drift"]) == ("SURVIVED", "SURVIVED: 4 SURVIVED")
     at = client(sqlite)
     runs = {run.info.run_name: run.info.run_id for run in at.search_runs(["1"])}
     assert [one.path for one in at.list_artifacts(runs["study small"], "report")] == ["report/index.html"]
@@ -175,63 +164,29 @@ def sent_at_once(tracked: Tracked, empty_store: Path) -> dict[str, Any]:
     return content(client(copy))
 
 
-def delete_state(tracked: Tracked) -> None:
-    tracked.folder.mlflow_state.unlink()
-
-
-def garble_state(tracked: Tracked) -> None:
-    state = tracked.folder.mlflow_state
-    state.write_text(state.read_text().replace('"sent_bytes"', '"sent_bite"'))
-
-
-def delete_database(tracked: Tracked) -> None:
-    tracked.layout.mlflow_file.unlink()
-
-
-def garble_database(tracked: Tracked) -> None:
-    tracked.layout.mlflow_file.write_bytes(b"no database" * 100)
-
-
-def empty_database(tracked: Tracked) -> None:
-    tracked.layout.mlflow_file.write_bytes(b"")
-
-
-def delete_experiment(tracked: Tracked) -> None:
-    client(tracked).delete_experiment("1")
-
-
 def delete_parent(tracked: Tracked) -> None:
     at = client(tracked)
     (run,) = at.search_runs(["1"], "attributes.run_name = 'study small'")
     at.delete_run(run.info.run_id)
 
 
-@pytest.mark.parametrize(
-    "harm",
-    [
-        delete_state,
-        garble_state,
-        delete_experiment,
-        delete_parent,
-        pytest.param(delete_database, marks=pytest.mark.slow),
-        pytest.param(garble_database, marks=pytest.mark.slow),
-        pytest.param(empty_database, marks=pytest.mark.slow),
-    ],
-)
-def test_everything_comes_back(make: Callable[..., Tracked], tmp_path: Path, harm: Callable[[Tracked], None]) -> None:
+HARMS: dict[str, Callable[[Tracked], object]] = {
+    "no state": lambda tracked: tracked.folder.mlflow_state.unlink(),
+    "no parent run": delete_parent,
+    "no database": lambda tracked: tracked.layout.mlflow_file.unlink(),
+}
+
+
+@pytest.mark.parametrize("harm", ["no state", "no parent run", pytest.param("no database", marks=pytest.mark.slow)])
+def test_everything_comes_back(make: Callable[..., Tracked], tmp_path: Path, harm: str) -> None:
     tracked = make(SMALL)
     before = whole(tracked)
     copy = tracked.moved(tmp_path / "copy")
-    harm(copy)
+    HARMS[harm](copy)
     done = copy.sync(status="complete")
     assert done is not None
     assert done.complete
     assert content(client(copy)) == before
-    assert [line.partition(": ")[0] for line in copy.said] == [
-        f"{copy.layout.mlflow_file} is damaged" for _ in range(harm is garble_database)
-    ]
-    if harm is garble_database:
-        assert (copy.layout.root / ".damaged" / "mlflow.db-1").exists()
     assert copy.sync(status="complete") == Synced(True, 0)
 
 
@@ -246,28 +201,20 @@ def test_a_run_that_was_deleted_is_made_again(make: Callable[..., Tracked], empt
     assert whole(sqlite) == sent_at_once(sqlite, empty_store)
 
 
-@pytest.mark.parametrize("taken", ["small", "deleted", "both", "empty"])
-def test_experiments_of_another_program_are_left_alone(make: Callable[..., Tracked], taken: str) -> None:
+@pytest.mark.parametrize("taken", [1, 2])
+def test_experiments_of_another_program_are_left_alone(make: Callable[..., Tracked], taken: int) -> None:
     tracked = make(SMALL)
     at = client(tracked)
-    for name in ("small", "small (ablate)")[: 1 + (taken == "both")]:
-        number = at.create_experiment(name)
-        if taken != "empty":
-            at.create_run(number)
-    if taken == "deleted":
-        at.delete_experiment(number)
+    for name in ("small", "small (ablate)")[:taken]:
+        at.create_run(at.create_experiment(name))
     tracked.record(0)
-    assert tracked.sync() == Synced(taken != "both", 0 if taken == "both" else 25)
-    assert bool(tracked.said) == (taken != "empty")
-    if taken == "empty":
-        assert len(content(at)) == 2
-    elif taken == "both":
-        assert "the experiments 'small' and 'small (ablate)' belong to another program" in tracked.said[0]
+    assert tracked.sync() == (Synced(True, 25) if taken == 1 else Synced(False, 0))
+    (said,) = tracked.said
+    if taken == 2:
+        assert "the experiments 'small' and 'small (ablate)' belong to another program" in said
     else:
-        assert tracked.said == ["experiment 'small' holds runs of another program; these runs go to 'small (ablate)'"]
+        assert said == "experiment 'small' holds runs of another program; these runs go to 'small (ablate)'"
         assert len(content(at, "small (ablate)")) == 2
-        assert at.get_experiment(number).tags.keys() <= {"mlflow.experimentKind"}
-        assert at.get_experiment(number).lifecycle_stage == ("deleted" if taken == "deleted" else "active")
 
 
 @pytest.mark.parametrize("first", [1, *(pytest.param(call, marks=pytest.mark.slow) for call in range(2, 6))])
@@ -312,14 +259,6 @@ def test_the_limits_of_a_batch(make: Callable[..., Tracked]) -> None:
     ((_, _, params, points),) = runs(tracked, "weak")
     assert len(points) == points.total() == 2400
     assert len(params) > 100
-
-
-def test_what_mlflow_cannot_hold_is_left_out_or_cut(make: Callable[..., Tracked]) -> None:
-    tracked = make(SMALL)
-    tracked.record(0, reason="x" * 7000, summary={"eval/gold": 1.0})
-    assert tracked.sync() == Synced(True, 20 + 1 + 1)
-    ((_, tags, _, _),) = runs(tracked, "weak")
-    assert len(tags["reason"]) == 6000
 
 
 @pytest.mark.parametrize(
@@ -368,21 +307,6 @@ def test_the_end_of_the_baseline_decides_claims_on_trials_that_ended_before(make
     assert tracked.sync(status="complete") == Synced(True, 0)
 
 
-def test_folders_that_share_a_server_have_runs_of_their_own(
-    make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders = [make(SMALL, out) for out in ("ann", "bob")]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", folders[1].layout.mlflow_uri)
-    for one in folders:
-        one.record(0, 1)
-        assert one.sync(status="complete") == Synced(True, 2 * 25 + 1)
-    folders[0].folder.mlflow_state.unlink()
-    folders[0].sync(status="complete")
-    found = client(folders[1]).search_runs(["1"])
-    assert len(found) == 2 * 3
-    assert len({run.data.tags["origin"] for run in found}) == 2
-
-
 def test_a_server_that_is_away_is_one_warning_without_the_password(
     make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,21 +327,3 @@ def test_one_process_at_a_time(make: Callable[..., Tracked]) -> None:
     tracked = make(SMALL)
     with FileLock(tracked.folder.path / ".mlflow.lock"):
         assert tracked.sync() is None
-
-
-def test_a_damaged_record_is_named(make: Callable[..., Tracked]) -> None:
-    tracked = make(SMALL)
-    tracked.record(0)
-    tracked.folder.trial_file("weak", 0).write_text("{}")
-    with pytest.raises(Damaged, match=r"weak__seed0\.json is damaged"):
-        tracked.sync()
-
-
-def test_what_a_killed_process_left_of_a_new_database_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / ".mlflow-new"
-    left.mkdir()
-    for name in ("mlflow.db", "mlflow.db-journal"):
-        (left / name).write_bytes(b"half a database")
-    at = store.connect(Layout(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} - {".mlflow.lock"} == {"mlflow.db"}
-    assert [one.name for one in at.search_experiments()] == ["Default"]

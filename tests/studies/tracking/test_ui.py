@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from browser import document, needs_chromium
 from fake_trial import STUDY
 from helpers import mind_interrupts
 from mlflow_servers import free_port
@@ -28,7 +28,6 @@ from studies.tracking.view import CHARTS, IMPORTED_CHARTS, saved_view
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("weak", "strong")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def test_only_imported_studies_show_sums_over_a_sequence() -> None:
@@ -96,25 +95,19 @@ def loads(folder: Path) -> Iterator[Path]:
     pytest.fail("the page never showed a curve for every arm in every chart")
 
 
-def page(url: str, profile: Path) -> str:
-    """The document that Chromium has made of a page."""
-    quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
-    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{one}" for one in quiet)]
-    command += [f"--user-data-dir={profile}", "--window-size=1600,1400", "--virtual-time-budget=30000", "--dump-dom"]
-    return subprocess.run([*command, url], capture_output=True, text=True, timeout=240, check=True).stdout
-
-
 def curves(html: str) -> int:
     """Lines that were drawn, bands included; a straight one consists of a single stroke."""
     return len(re.findall(r'class="js-line"[^>]* d="M[^"]+L[^"]+"', html))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@needs_chromium
 def test_the_link_opens_on_the_curves_of_every_arm(served: Served, tmp_path: Path) -> None:
     study, _, url = served.study.partition(": ")
     assert study == "Curves of small"
-    html = next(found for found in map(partial(page, url), loads(tmp_path)) if curves(found) >= len(CHARTS) * len(ARMS))
+    html = next(
+        found for found in map(partial(document, url), loads(tmp_path)) if curves(found) >= len(CHARTS) * len(ARMS)
+    )
     for metric in CHARTS:
         for arm in ARMS:
             assert f">{arm} ({metric})<" in html, "each chart has each arm in its legend"
