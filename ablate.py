@@ -192,7 +192,7 @@ def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:
 def main() -> None:
     """Run a command and exit with its code."""
     atexit.register(gc.freeze)  # to look for cycles among all that ends with the process takes half a second
-    cli.report_with(_draw, _judge, "reports.console")
+    cli.report_with(_draw, _judge)
     try:
         app()
     except KeyboardInterrupt:

@@ -1,24 +1,14 @@
-"""What the commands `report`, `compare` and `falsify` ask of the records: pages and verdicts, without training.
-
-``python -m reports.console FOLDER`` is a look at a study that is still running: it draws the page and prints the answer
-so far.
-"""
+"""What the commands `report`, `compare` and `falsify` ask of the records: pages and verdicts, without training."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.run.layout import Layout, StudyFolder, read_json
+from pipeline.run.layout import Layout, StudyFolder
 from studies.definition.schema import Study
-
-NICENESS = 10
-"""Of an interim look: trials go first."""
 
 
 def report(
@@ -74,19 +64,3 @@ def compare(
             raise UserError(f"compare: the study '{studies[index]}' is given twice; name different ones")
     loaded = [load_records(folder, study, without_missing=without_missing) for folder, study in located]
     return compare_studies([Compared(records, analyse(records)) for records in loaded], layout.root / "compare")
-
-
-def interim(folder: StudyFolder) -> str:
-    """Draw the page from what is recorded, and return its first sentence."""
-    from reports.pages.report import render_report
-
-    started = folder.started()
-    render_report(folder, Study.model_validate({**started["study"], "source": started["source"]}))
-    return str(read_json(folder.claims_file)["answer"])
-
-
-if __name__ == "__main__":
-    with suppress(OSError):
-        os.nice(NICENESS)
-    place = Path(sys.argv[1])
-    print(interim(StudyFolder(place.parents[2], place)))

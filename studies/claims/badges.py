@@ -156,9 +156,8 @@ class _Claims:
         return f"after {count} {'trial' if count == 1 else 'trials'}"
 
     def _of_unchanged(self, first: Line, kind: str, name: str) -> Badge:
-        """Of a claim that is what it was before a trial of the study ended: the trials whose results were known, here
-        or to another study, before the line that registered the claim on their arm. Results that the line lists were,
-        whatever their times say; the times decide on results that were copied into the store later."""
+        """Of a claim that is what it was before a trial of the study ended: late are the trials that had ended, here or
+        in another study, before the line that registered the claim on their arm."""
         same = [self._same(line, kind, name) for line in self.lines]
         start = self.lines.index(first)
         while start and same[start - 1]:  # what was changed meanwhile is registered from when it was changed back
@@ -166,20 +165,13 @@ class _Claims:
         held = [line for line, kept in zip(self.lines[start:], same[start:], strict=True) if kept]
         arms = _arms(self.now, kind, name)
         own = [one for one in self.trials if one.arm in arms or (kind == SENTENCE and one.arm.startswith(CONFIRM))]
-        late = set[str]()
-        for arm in {*arms, *(one.arm for one in own)}:
-            line = next((line for line in held if _knows(line, arm)), None)
-            late |= {trial for trial in (line.in_store if line else ()) if trial.rpartition("/")[0] == arm}
-            late |= {f"{arm}/{one.seed}" for one in own if one.arm == arm and _is_late(one, line)}
+        late = sum(_is_late(one, next((line for line in held if _knows(line, one.arm)), None)) for one in own)
         if late:
-            count = len(late | {f"{one.arm}/{one.seed}" for one in own})
-            when = "part of the data" if len(late) < count else "the data"
-            had = f"{len(late)} of {count} {'trial' if count == 1 else 'trials'} had finished"
+            when = "part of the data" if late < len(own) else "the data"
+            had = f"{late} of {len(own)} {'trial' if len(own) == 1 else 'trials'} had finished"
             return Badge("late", f"registered after {when} ({had})")
-        begun = held[0].begun
-        notes = [f"{begun} {'trial' if begun == 1 else 'trials'} had begun"] if begun else []
         added = [arm for arm in arms if not _knows(first, arm)]
-        notes += [f"{'arms' if len(added) > 1 else 'arm'} {', '.join(added)} added later"] if added else []
+        notes = [f"{'arms' if len(added) > 1 else 'arm'} {', '.join(added)} added later"] if added else []
         return Badge("registered", "registered before the data", tuple(notes))
 
 

@@ -38,10 +38,6 @@ class Line:
     """Of the code that was going to run."""
     ended: int
     """Trials that had left a record by then, whatever became of the records later."""
-    begun: int
-    """Trials that had begun by then, ended or not, also in another study."""
-    in_store: tuple[str, ...]
-    """Trials, as ``arm/seed``, of which results existed by then, whichever study or code had run them."""
     content: dict[str, Any]
     digest: str
     """Of the whole line, which holds the digest of the line before it."""
@@ -75,18 +71,11 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
     return plain
 
 
-def register(
-    content: Mapping[str, Any],
-    folder: StudyFolder,
-    commit: str,
-    known: Callable[[], tuple[Sequence[str], int]],
-    tell: Callable[[str], None],
-) -> str:
+def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, tell: Callable[[str], None]) -> str:
     """Append `content` where it differs from the last line; returns the digest of the last line.
 
-    `known` finds the trials of which results exist (`Line.in_store`), and how many others have begun, in whatever
-    study. The caller holds the start of the study, and no trial has begun. A damaged chain is set aside and
-    told of; a new one begins, which knows how many trials had ended.
+    The caller holds the start of the study, and no trial has begun. A damaged chain is set aside, and `tell` is called;
+    a new one begins, which knows how many trials had ended.
     """
     path = folder.registration_file
     try:
@@ -96,13 +85,10 @@ def register(
         tell(f"{path} is damaged: {error.why}; {aside}claims are registered again, after the data that there are")
     if lines and lines[-1].content == content:
         return lines[-1].digest
-    in_store, interrupted = known()
     line = {
         "time": datetime.now(UTC).isoformat(timespec="microseconds"),
         "commit": commit,
         "ended": ended(folder, lines),
-        "begun": max(begun(folder), ended(folder, lines), interrupted),
-        "in_store": list(in_store),
         "content": dict(content),
         "previous": lines[-1].digest if lines else "",
     }
@@ -141,11 +127,6 @@ def ended(folder: StudyFolder, lines: Sequence[Line] = ()) -> int:
     return max(len(folder.trial_files()), noted, lines[-1].ended if lines else 0)
 
 
-def begun(folder: StudyFolder) -> int:
-    """Trials that have begun, ended or not."""
-    return sum(path.stem[-1].isdigit() for path in (folder.path / "status").glob("*__seed*.json"))
-
-
 def note(folder: StudyFolder, head: str) -> dict[str, Any]:
     """What study.json is to hold of the registration: the last line, and how many trials have ended."""
     return {"head": head, "ended": ended(folder)}
@@ -168,8 +149,7 @@ def _line(text: str, previous: str) -> Line:
     digest = row.pop("sha256")
     if _digest(row) != digest or row["previous"] != previous:
         raise ValueError("checksum differs")
-    counts = row["ended"], row["begun"], tuple(row["in_store"])
-    return Line(row["time"], row["commit"], *counts, row["content"], digest)
+    return Line(row["time"], row["commit"], row["ended"], row["content"], digest)
 
 
 def _digest(content: Any) -> str:

@@ -80,14 +80,12 @@ Report = Callable[["Study", "StudyFolder"], Path | None]
 Judge = Callable[["StudyFolder", "Study"], dict[str, Any]]
 _report: Report | None = None
 _judge: Judge | None = None
-_interim: str | None = None
 
 
-def report_with(report: Report, judge: Judge | None = None, interim: str | None = None) -> None:
-    """Let the layer above supply what draws the report of a finished study, what judges its hypotheses, and the module
-    that looks at a running one."""
-    global _report, _judge, _interim
-    _report, _judge, _interim = report, judge, interim
+def report_with(report: Report, judge: Judge | None = None) -> None:
+    """Let the layer above supply what draws the report of a finished study, and what judges its hypotheses."""
+    global _report, _judge
+    _report, _judge = report, judge
 
 
 def study(
@@ -479,7 +477,6 @@ def _run(
             jobs or usual,
             console,
             after=lambda folder: _draw(chosen, folder, console),
-            interim=_interim if chosen.source else None,
         )
     except KeyboardInterrupt:
         say(console, "interrupted; the same command continues")

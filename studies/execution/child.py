@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,10 +24,6 @@ from studies.execution.status import StatusFile
 
 DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: no other trial would fare better."""
-GROUP = Path("/proc/self/autogroup")
-"""Where Linux shares the CPU among sessions before it looks at the priority of a process: the priority of this one."""
-TRIES, WAIT_SECONDS = 20, 0.11
-"""The kernel takes one change in a tenth of a second from those who are not root."""
 
 
 def run_task(task: Task, tell: Callable[[], None] = lambda: None) -> int:
@@ -81,26 +76,10 @@ def work(task: Task, gpus: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
-    give_way()
     threading.Thread(target=_end_with_hand, daemon=True).start()
     with output_to(task.run.folder.log_file(task.name)):
         code = run_task(task)
     raise SystemExit(code)
-
-
-def give_way() -> None:
-    """Have other sessions go first too, where this process was started with a lower priority (``nice``).
-
-    It gets a session of its own, so that the terminal that it was started from keeps its priority.
-    """
-    if (priority := os.nice(0)) > 0 and GROUP.exists():
-        with suppress(OSError):
-            os.setsid()
-            for _ in range(TRIES):
-                with suppress(BlockingIOError):
-                    GROUP.write_text(str(priority))
-                    break
-                time.sleep(WAIT_SECONDS)
 
 
 def _end_with_hand() -> None:

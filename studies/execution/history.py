@@ -11,15 +11,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pydantic import ValidationError
-
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, Fault
-from pipeline.run.dag import Known, likeness
+from pipeline.run.dag import Known
 from pipeline.run.layout import Layout, TrialRecord, read_json
-from pipeline.run.lost import OWN, own_stages
+from pipeline.run.lost import own_stages
 from pipeline.run.store import MANIFEST
-from pipeline.stages.graph import STAGES
 from pipeline.trial import CHARGED
 
 ANSWER = 0.25
@@ -36,23 +33,6 @@ def all_records(layout: Layout) -> list[TrialRecord]:
             with suppress(Damaged):
                 records.append(folder.read(file))
     return records
-
-
-def recorded_trainings(layout: Layout) -> set[str]:
-    """`training_of` every recorded trial with results."""
-    found = set()
-    for record in all_records(layout):
-        if record.stages.keys() & OWN:
-            with suppress(ValidationError):  # a configuration that this version does not know
-                found.add(training_of(TrialConfig.model_validate(record.config)))
-    return found
-
-
-def training_of(config: TrialConfig) -> str:
-    """A digest of all settings that decide a trial's training, or its evaluation if it has no training. Code is no part
-    of it, nor are stop rules: they end a training and change none of its steps."""
-    unstopped = config.model_copy(update={"train": config.train.model_copy(update={"stop": ()})})
-    return likeness(STAGES, unstopped)["train" if config.algorithm.learns else "evaluate"]
 
 
 def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:

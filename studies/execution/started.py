@@ -24,15 +24,13 @@ from pipeline.errors import Damaged, UserError
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_atomic
 from pipeline.run.locks import is_held
-from pipeline.run.lost import OWN, own_stages
-from pipeline.run.store import Store
+from pipeline.run.lost import own_stages
 from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, note, register
 from studies.definition.design import Cell, cells
 from studies.definition.own import check_own, own_digests
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, number_of
-from studies.execution.history import recorded_trainings, training_of
 from studies.execution.shared_store import check_locks, present
 
 HOME = Path(__file__).parents[2]
@@ -179,7 +177,7 @@ def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) ->
     content, head = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}, None
     if is_registered(run.study):
         claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
-        head = register(claims, run.folder, commit, lambda: _known(run), say)
+        head = register(claims, run.folder, commit, say)
     write_atomic(run.folder.study_file, sealed({**content, **_noted(run, head)}))
 
 
@@ -242,18 +240,3 @@ def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
                 f"study '{run.study.name}' is being run in {run.folder.path} with {words}{shown}; wait for it, or use"
                 " another --out"
             )
-
-
-def _known(run: Started) -> tuple[list[str], int]:
-    """The planned trials, as ``arm/seed``, of which results exist, in whatever study and of whatever code; and how many
-    others have an interrupted training."""
-    found, interrupted, recorded = [], 0, recorded_trainings(run.layout)
-    store = Store(run.layout.store)
-    for cell in run.cells():
-        names = OWN if cell.config.algorithm.learns else {"evaluate"}
-        own = [stage for stage in run.stages(cell) if stage.stage in names and stage.key]
-        if training_of(cell.config) in recorded or any(stage.cached for stage in own):
-            found.append(f"{cell.arm}/{cell.seed}")
-        elif any(store.partial(stage.stage, str(stage.key)).exists() for stage in own):
-            interrupted += 1
-    return found, interrupted

@@ -21,7 +21,6 @@ from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Say
-from studies.execution.interim import Interim
 from studies.execution.optuna_file import write_optuna
 from studies.execution.records import sound_record
 from studies.execution.started import TRIALS, Started, join, note_ended, shared_of, start
@@ -64,13 +63,11 @@ def run_study(
     *,
     trials: str = TRIALS,
     after: Callable[[StudyFolder], Path | None] | None = None,
-    interim: str | None = None,
 ) -> StudyResult:
     """Run what is missing of a study, `jobs` trials at once, and return all of it; other hands may be at work on it.
 
-    `after` may draw a report from the finished folder and return its path; `interim` is the module that is run on the
-    folder whenever one more seed is complete (`studies.execution.interim`). Raises `UserError` for what the user can
-    put right, and lets `KeyboardInterrupt` through once every trial has been stopped.
+    `after` may draw a report from the finished folder and return its path. Raises `UserError` for what the user can put
+    right, and lets `KeyboardInterrupt` through once every trial has been stopped.
     """
     chosen = profile or study.profile
     run = Started(study, chosen, overrides, layout, layout.study(study.name, chosen), trials)
@@ -88,8 +85,7 @@ def run_study(
         warn(caution)
     with start(run, warn):
         agenda = Agenda(run)
-        looks = Interim(interim, run.folder.path, lambda text: display.line(text, "bold"))
-        watch = Watch(run, agenda, display, looks)
+        watch = Watch(run, agenda, display)
         tracking = Background(_sender(run, agenda), watch.running, warn)
         try:
             watch.begin()
@@ -104,15 +100,12 @@ def run_study(
             judged = verdicts(agenda.compared, run.folder, agenda.plan)
             searched = agenda.search.optuna if agenda.search else None
             write_optuna(agenda.compared, run.folder, agenda.plan, records, searched)
-            looks.close()
             with FileLock(run.folder.lock_file("report")):
                 report = after(run.folder) if after else None
             tracking.end("complete", verdicts=judged)
         except BaseException:
             tracking.end("interrupted")
             raise
-        finally:
-            looks.close()
     return StudyResult(agenda.compared, run.folder, agenda.plan, records, judged, report)
 
 

@@ -23,7 +23,6 @@ from studies.claims.verdicts import claims_on, of_record
 from studies.definition.design import Cell
 from studies.execution.agenda import Agenda, Key
 from studies.execution.display import Display
-from studies.execution.interim import Interim
 from studies.execution.started import Started
 from studies.execution.status import Status, read_status
 from studies.tracking.sync import Running
@@ -50,8 +49,8 @@ class _Running:
 class Watch:
     """What has been seen of a study so far."""
 
-    def __init__(self, run: Started, agenda: Agenda, display: Display, interim: Interim) -> None:
-        self._run, self._agenda, self._display, self._interim = run, agenda, display, interim
+    def __init__(self, run: Started, agenda: Agenda, display: Display) -> None:
+        self._run, self._agenda, self._display = run, agenda, display
         self._relative = {one.name for one in run.study.falsifiers if one.relative_to}
         """Claims in which other arms are compared with the baseline."""
         self._cells: dict[str, Cell] = {}
@@ -90,7 +89,6 @@ class Watch:
         for key, record in self._agenda.ended().items():
             if key not in self._ended:
                 self._on_end(record)
-        self._interim.poll()
         now = time.monotonic()
         self._next = now + max(LOOK_SECONDS, (now - began) / LOOK_SHARE)
 
@@ -167,7 +165,6 @@ class Watch:
         if (search := self._agenda.search) is not None:
             for number in [number for number, one in search.ended.items() if one.arm == record.arm]:
                 self._display.line(search.describe(number))
-        self._look_at_seed(key)
 
     def _show_fallen(self, verdicts: Sequence[Verdict]) -> None:
         """Show each refuted claim once."""
@@ -175,13 +172,6 @@ class Watch:
             if one.outcome == "FALSIFIED" and (one.arm, one.seed, one.name) not in self._fallen:
                 self._fallen.add((one.arm, one.seed, one.name))
                 self._display.fallen(one)
-
-    def _look_at_seed(self, key: Key) -> None:
-        """Look at the study when a trial was the last of its seed, unless it was the last of all."""
-        plan = {(cell.arm, cell.seed) for cell in self._agenda.plan}
-        left, seeds = {seed for _, seed in plan - self._ended}, {seed for _, seed in plan}
-        if left and key in plan and key[1] not in left and len(seeds - left) > 1:
-            self._interim.look()
 
 
 def _mark(path: Path) -> tuple[int, int]:

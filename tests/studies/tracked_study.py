@@ -43,7 +43,7 @@ class Tracked:
 
     def start(self) -> None:
         """Register the claims, and write study.json."""
-        head = register(content_of(self.study, "tiny", SETTINGS), self.folder, "unknown", lambda: ([], 0), print)
+        head = register(content_of(self.study, "tiny", SETTINGS), self.folder, "unknown", print)
         content = {"study": {}, "overrides": SETTINGS, "registration": {"head": head}}
         write_atomic(self.folder.study_file, sealed(content))
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
-import os
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
@@ -23,14 +18,11 @@ from studies.console import doctor
 @pytest.mark.parametrize(
     ("driver", "built", "visible", "found", "advice"),
     [
-        (None, None, None, "no CUDA driver is loaded, so trials run on the CPU", ""),
         (None, "12.6", None, "no CUDA driver is loaded, so trials run on the CPU", ""),
         (12040, None, None, "the driver has CUDA 12.4, and torch was built for CPUs", "a build of torch for CUDA 12"),
         (11040, "12.6", None, "torch was built for CUDA 12.6, and the driver has CUDA 11.4", "update the driver"),
         (12040, "12.6", "", "hidden: CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
-        (12040, "12.6", "-1", "hidden: CUDA_VISIBLE_DEVICES is '-1'", "unset CUDA_VISIBLE_DEVICES"),
         (12040, "12.6", "0,1", "but torch finds no card", "nvidia-smi"),
-        (13000, "12.6", None, "but torch finds no card", "nvidia-smi"),
     ],
 )
 def test_why_there_is_no_card(
@@ -80,72 +72,6 @@ def test_a_containers_limit_counts_and_the_machines_own_word_for_none_does_not(
     assert "1.0 GiB of memory (limited by a container" in diagnosis.memory().found
     monkeypatch.setattr(diagnosis, "CGROUP_LIMITS", (none, tmp_path / "absent"))
     assert "limited" not in diagnosis.memory().found
-
-
-def test_disk_is_that_of_the_output_root_which_need_not_be_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    root, file = tmp_path / "not" / "yet", tmp_path / "file"
-    assert diagnosis.disk(root).state == "ok"
-    assert not root.exists()
-    file.write_text("")
-    assert (diagnosis.disk(file).state, diagnosis.disk(file).found) == ("missing", f"{file} is no folder")
-    monkeypatch.setattr(diagnosis, "LEAST_FREE_GIB", 2.0**40)
-    assert diagnosis.disk(root).state == "missing"
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "cannot be written" in diagnosis.disk(root).found
-
-
-def test_the_hub_is_wanted_but_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(cause: str) -> Finding:
-        answer: Future[str] = Future()
-        answer.set_result(cause)
-        return doctor.hub(answer)
-
-    assert found("").state == "ok"
-    assert (found("ConnectError").state, "not reachable (ConnectError)" in found("ConnectError").found) == (
-        "note",
-        True,
-    )
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert (found("").state, "cannot be written" in found("").found, "HF_HOME" in found("").advice) == (
-        "note",
-        True,
-        True,
-    )
-
-
-def test_a_card_that_does_not_answer_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(number: int) -> tuple[int, int]:
-        raise RuntimeError("CUDA error: unknown error\nCUDA kernel errors might be reported elsewhere")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
-    driver, card = diagnosis.cards(lambda number: "fp16")
-    assert (driver.state, card.state) == ("ok", "note")
-    assert card.found == "cannot be used: CUDA error: unknown error"
-    assert "nvidia-smi" in card.advice
-
-
-def test_a_torch_that_does_not_load_stops_the_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plain = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name == "torch":
-            raise OSError("libcudnn.so.9: cannot open shared object file")
-        return plain(name, *rest)
-
-    monkeypatch.setattr(doctor, "cause_of_absence", lambda *_: "")
-    monkeypatch.setattr(diagnosis, "packages", lambda: iter([Finding("packages", "ok", "")]))
-    monkeypatch.setattr(builtins, "__import__", without)
-    found = doctor.examine(Layout(tmp_path))
-    assert found[-1] == Finding(
-        "torch",
-        "missing",
-        "OSError: libcudnn.so.9: cannot open shared object file",
-        "delete .venv and run make setup",
-    )
 
 
 def test_profiles_say_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import pytest
 from rich.console import Console
 
 from pipeline.config.loading import load_config
-from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Silent
 from studies.console import cli
@@ -106,15 +105,6 @@ def test_times_are_those_of_this_machine_and_of_training_alone(write_study: Writ
     assert again.of("train", load_config("tiny", {"train.steps": 128})) == pytest.approx(0.2)
 
 
-def test_a_stage_of_some_arms_has_its_place_in_the_plan(write_study: Write, layout: Layout) -> None:
-    """Also where the first trial does not have it."""
-    layout.root.mkdir(parents=True)
-    text = fake_trial.STUDY.replace("strong: {kl.beta: 0.2}", "strong: {algorithm: a_star_po}")
-    rows = [line.split()[0] for line in shown(write_study(text), layout)]
-    stages = [row for row in rows if row in ("prompts", "sft", "reward", "reference", "values", "train", "evaluate")]
-    assert stages == ["prompts", "sft", "reward", "reference", "values", "train", "train", "evaluate"]
-
-
 def test_a_removed_artifact_does_not_hide_what_is_still_there(write_study: Write, layout: Layout) -> None:
     study = write_study()
     record(study, layout)
@@ -158,13 +148,6 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: W
     assert None not in (memory, cap, spent, late)
     assert float(memory[1]) - float(memory[2]) == pytest.approx(float(cap[1]), abs=0.011)
     assert float(spent[1]) - float(spent[2]) == pytest.approx(float(late[1]), abs=0.011)
-
-
-def test_the_budget_is_told_even_where_the_data_are_missing(write_study: Write, layout: Layout, capsys: Any) -> None:
-    text = io.StringIO()
-    with pytest.raises(UserError, match="stanfordnlp/imdb"):
-        print_plan(Console(file=text, width=200), write_study(), "t4", {}, layout)
-    assert "each trial of weak, strong: fits" in text.getvalue()
 
 
 def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Write, layout: Layout) -> None:

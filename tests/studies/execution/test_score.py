@@ -12,9 +12,7 @@ import pytest
 import torch
 from helpers import Recorder, smoke, write_record
 from reward_record import TEXTS, note_reward, recorded_reward
-from typer.testing import CliRunner
 
-from ablate import app
 from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
@@ -107,30 +105,17 @@ def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) 
     assert found[1]["gold"] <= -2 < found[1]["reward"]
 
 
-def test_an_ensemble_adds_how_far_its_models_are_apart(layout: Layout, tmp_path: Path) -> None:
-    recorded_reward(layout, members=3)
-    rows = read(score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS), "made/base/0", layout=layout, judge="made/base/0"))
-    assert list(rows[0]) == ["prompt", "completion", "id", "note", "reward", "reward/disagreement", "gold"]
-    assert min(row["reward/disagreement"] for row in rows) > 0
-    assert rows[0]["gold"] == pytest.approx(judge(rows[0]["prompt"], rows[0]["completion"]).score)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n', "jsonl: line 3, column 15"),
-        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n["A", "b"]\n', "line 2 is list and no object"),
         ("a.jsonl", '{"prompt": "A", "completion": null}\n', "line 1: completion is null, not a text"),
-        ("a.jsonl", '{"prompt": "A", "answer": "b"}\n', "line 1: no column 'completion'"),
         ("a.jsonl", '{"prompt": "", "completion": " "}\n', "line 1: prompt and completion are empty"),
-        ("a.jsonl", '{"prompt": "A", "completion": "b \\ud83d"}\n', "line 1: \\ud83d alone is no character"),
-        ("a.jsonl", "[" * 100_000 + "\n", "line 1: nested too deeply"),
+        ("a.jsonl", '{"prompt": "A", "completion": "b \\ud83d"}\n', "line 1: it holds half of a surrogate pair"),
         ("a.jsonl", "\n", "it has no rows"),
-        ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5: 1 fields, and the header has 2"),
-        ("a.csv", 'prompt,completion\nA,b\nC,"d\n', "line 3: it is no CSV"),
-        ("a.csv", "prompt,completions\nA,b\n", "no column 'completion'; did you mean 'completions'"),
+        ("a.csv", 'prompt,completion\nA,b\n"C\nD",e\nF\n', "line 5 has not as many cells as there are columns"),
         ("a.csv", "prompt,completion,reward\nA,b,1\n", "it has a column 'reward' already"),
-        ("a.csv", "prompt,completion,prompt\nA,b,C\n", "2 columns are called 'prompt'; rename or drop all but one"),
+        ("a.csv", "prompt,completion,prompt\nA,b,C\n", "two columns have one name: prompt, completion, prompt"),
         ("a.parquet", "no parquet", "cannot be read as parquet"),
         ("a.txt", "A b", "the format must be one of parquet, csv, jsonl"),
     ],
@@ -173,10 +158,9 @@ def test_a_reward_against_opponents_scores_prompts_that_have_some(layout: Layout
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
     (tmp_path / "b.jsonl").write_text("mine")
-    with pytest.raises(UserError, match="is there already and is not overwritten; name another file with --to"):
-        score(path, to=tmp_path / "b.jsonl")
-    with pytest.raises(UserError, match=r"has the format of a\.jsonl; name a \.jsonl file"):
-        score(path, to=tmp_path / "b.csv")
+    for name, message in {"b.jsonl": "is there already and is not overwritten", "b.csv": "has the format of"}.items():
+        with pytest.raises(UserError, match=message):
+            score(path, to=tmp_path / name)
 
 
 def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +200,3 @@ def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(layou
         score(path, str(folder), to=tmp_path / "d.jsonl", label="GOOD")
     with pytest.raises(UserError, match="--label 'GOOD': it chooses an output of a classifier"):
         score(path, to=tmp_path / "d.jsonl", label="GOOD")
-
-
-def test_from_the_command_line(tmp_path: Path) -> None:
-    target = tmp_path / "new" / "b.csv"
-    command = ["score", str(write(tmp_path / "a.csv", ROWS_OF_TEXTS)), "--reward", "grammar", "--to", str(target)]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert done.output.splitlines() == ["reward: 3 of 3 rows", f"Scored: {target}"]

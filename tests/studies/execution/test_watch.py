@@ -1,4 +1,4 @@
-"""What is shown of trials that other processes run; looks at the study, one at a time."""
+"""What is shown of trials that other processes run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fake_trial
 import pytest
-from light_study import SMALL, go, wait_for
+from light_study import SMALL, go
 from rich.console import Console
 
 from pipeline.run.layout import Layout
@@ -18,7 +18,6 @@ from studies.definition.schema import Study
 from studies.execution import watch as module
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
-from studies.execution.interim import HEAD, Interim
 from studies.execution.started import Started
 from studies.execution.status import StatusFile
 from studies.execution.watch import Watch
@@ -40,7 +39,7 @@ def test_a_running_trial_is_judged_by_what_it_has_written(
     run = Started(write_study(), "tiny", SMALL, layout, layout.study("small", "tiny"), "fake_trial")
     text, metrics = io.StringIO(), tmp_path / "metrics.jsonl"
     display = Display(Console(file=text, width=300), 4)
-    watch = Watch(run, Agenda(run), display, Interim(None, tmp_path, print))
+    watch = Watch(run, Agenda(run), display)
     watch.begin()
     lock = try_lock(run.folder.lock_file(NAME))
     assert lock is not None
@@ -69,49 +68,3 @@ def test_a_running_trial_is_judged_by_what_it_has_written(
     watch.look()
     assert f"{LABEL}: complete in " in text.getvalue()
     assert "(4 of 4 trials)" in text.getvalue()
-
-
-LOOKER = """
-import sys, time, pathlib
-seconds, code = (pathlib.Path(sys.argv[1]) / "how").read_text().split()
-time.sleep(float(seconds))
-print("seen")
-sys.exit(int(code))
-"""
-
-
-@pytest.fixture
-def looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Interim, list[str], Path]:
-    (tmp_path / "looker.py").write_text(LOOKER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    said: list[str] = []
-    return Interim("looker", tmp_path, said.append), said, tmp_path / "how"
-
-
-def ended(looks: Interim) -> bool:
-    looks.poll()
-    return looks._process is None
-
-
-def test_looks_are_printed_in_turn_and_those_between_are_left_out(looks: tuple[Interim, list[str], Path]) -> None:
-    interim, said, how = looks
-    how.write_text("0.3 0")
-    for _ in range(3):
-        interim.look()
-    wait_for(lambda: ended(interim), 20)
-    assert said == [f"{HEAD}seen"] * 2
-    how.write_text("0 4")
-    interim.look()
-    wait_for(lambda: ended(interim), 20)
-    assert len(said) == 2, "a look that fails is silent"
-
-
-def test_closing_ends_what_is_under_way(looks: tuple[Interim, list[str], Path]) -> None:
-    interim, said, how = looks
-    how.write_text("60 0")
-    interim.look()
-    process = interim._process
-    assert process is not None
-    interim.close()
-    assert process.poll() is not None
-    assert said == []
