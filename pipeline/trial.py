@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -119,14 +119,6 @@ def check_budget(config: TrialConfig, label: str) -> None:
     from pipeline.forecast.advice import check_budget as check
 
     check(config, label)
-
-
-def check_disk(configs: Sequence[TrialConfig], jobs: int, root: Path) -> str | None:
-    """A warning where the disk may not hold all trials, `jobs` at a time. Raises `UserError` where it cannot hold
-    one."""
-    from pipeline.forecast.advice import check_disk as check
-
-    return check(configs, jobs, root)
 
 
 def execution(config: TrialConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Peak memory of every stage that holds networks, by component, and what a trial writes to disk: arithmetic on shapes.
+"""Peak memory of every stage that holds networks by component: arithmetic on shapes.
 
 Assumed: texts and responses of full length, the longest prompt. What an allocator loses between blocks is not counted:
 on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 15 % (tests/memory_check.py).
@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeline.config.model import SftConfig
 from pipeline.forecast.shapes import ForecastSubject, Shape
 from pipeline.models import cpu
 from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
-from pipeline.resources.device import built_for_cards
 from pipeline.resources.machine import GIB
 from pipeline.rewards.learned_settings import is_judged
 
 FROZEN_BYTES = {"none": 4.0, "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.516}
 """Per frozen weight of a linear map, by how it is held. In 4 bits half a byte, and the scales of blocks of 64,
 themselves in 8 bits (Dettmers 2023); in 8 bits one scale for each output is left out."""
-INTERPRETER_GIB, CARD_LIBRARIES_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20, 0.20
-"""Resident set of a worker with its libraries but no network; what a torch that was built for GPUs adds on a machine
-without one; and what importing peft adds. Measured on Linux."""
+INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20
+"""Resident set of a worker with its libraries but no network, and what importing peft adds. Measured on Linux."""
 COPIES = "half-precision copies"
 
 Parts = dict[str, float]
@@ -29,54 +26,47 @@ Parts = dict[str, float]
 
 
 def memory_by_stage(trial: ForecastSubject) -> dict[str, Parts]:
-    """Bytes at the peak of each stage: of its phases the one that needs most."""
+    """Bytes at the peak of each stage: those of its largest phase."""
     cfg, own = trial.config, 4.0 * trial.shape.parameters
-    scored = cfg.learned_rewards * trial.reward_shape.parameters + sum(
-        one.parameters for one in (*trial.judging, *trial.rewarding)
-    )
-    asked = {"reference": own, "reward": 4.0 * scored}
-    unlearned = _asking(trial, 0.0)
-    texts = _reading(trial, min(cfg.runtime.rollout_batch_size, cfg.evaluate.texts), cfg.sft.max_tokens)
+    rewards = 4.0 * (cfg.learned_rewards * trial.reward_shape.parameters + trial.judging + trial.rewarding)
+    asked = {"reference": own, "reward": rewards}
+    rows, length = _at_once(trial)
+    untrained = [_sampling(trial, 0.0), _measuring(trial, rows, length)]
+    texts = _measuring(trial, min(cfg.runtime.rollout_batch_size, cfg.evaluate.texts), cfg.sft.max_tokens)
     phases: dict[str, list[Parts]] = {
-        "sft": [{"policy": own, **_texts(trial, trial.shape, cfg.sft)}],
+        "sft": [{"policy": own, **_texts(trial)}],
         "reward": [
-            {"policy": own * (cfg.rounds > 1), **asked, **phase} for phase in [*unlearned, *_learned_rewards(trial)]
+            {"policy": own * (cfg.rounds > 1), **asked, **phase} for phase in [*untrained, *_learned_rewards(trial)]
         ],
         "train": [*_train(trial)] if cfg.algorithm.learns else [{"policy": own * (not trial.on_card)}],  # a copy
-        "evaluate": [{"policy": own, **asked, **phase} for phase in [*unlearned, texts]],
+        "evaluate": [{"policy": own, **asked, **phase} for phase in [*untrained, texts]],
     }
-    if cfg.needs_samples:
-        phases["values"] = [asked | phase for phase in unlearned]
-    libraries = 0.0 if trial.on_card else (INTERPRETER_GIB + CARD_LIBRARIES_GIB * built_for_cards()) * GIB
+    libraries = 0.0 if trial.on_card else INTERPRETER_GIB * GIB
     most = {stage: max(of_stage, key=lambda parts: sum(parts.values())) for stage, of_stage in phases.items()}
     return {stage: {"interpreter and libraries": libraries, **parts} for stage, parts in most.items()}
 
 
-def _texts(trial: ForecastSubject, shape: Shape, cfg: SftConfig) -> Parts:
-    """Training all weights of a network on texts; without a step, measuring held-out ones."""
+def _texts(trial: ForecastSubject) -> Parts:
+    """Training all weights of the policy on texts."""
+    shape, cfg = trial.shape, trial.config.sft
     positions = cfg.max_tokens * text_rows(cfg.batch_size, cfg.max_tokens, shape.vocab, trial.on_card)
-    activations, logits = positions * _kept(trial, shape), positions * shape.vocab * (22.0 if trial.on_card else 20.0)
-    if not cfg.steps:
-        copies = 2.0 * shape.head_map * trial.on_card
-        return {"activations": activations / shape.layers, "logits": logits / 2, COPIES: copies}
+    if not cfg.steps:  # held-out texts are only measured
+        return {"logits": positions * shape.vocab * 11.0, COPIES: 2.0 * shape.head_map * trial.on_card}
     return {
         "gradients": 4.0 * shape.parameters,
         "optimiser": 8.0 * shape.parameters,
-        "activations": activations,
-        "logits": logits + 4.0 * shape.head_map,
+        "activations": positions * _kept(trial, shape),
+        "logits": positions * shape.vocab * (22.0 if trial.on_card else 20.0) + 4.0 * shape.head_map,
         COPIES: 2.0 * (shape.maps + shape.head_map) * trial.on_card,
     }
 
 
 def _learned_rewards(trial: ForecastSubject) -> Iterator[Parts]:
-    """Training each learned reward, and its trunk on texts before; the others wait beside it."""
-    shape, cfg, pretraining = trial.reward_shape, trial.config.reward.learned, trial.config.reward_pretraining
-    if pretraining is not None:
-        yield _texts(trial, shape, pretraining)
+    """Training each learned reward while the others are in memory."""
+    shape, cfg = trial.reward_shape, trial.config.reward.learned
     for part in trial.config.reward.trained().values():
-        # Sorted by length: little of them is padding.
-        episode = int(trial.mean_prompt + trial.config.train.response_length)
-        tokens = episode if is_judged(part.preferences) else cfg.max_tokens
+        # Sorted by length: little of a batch is padding.
+        tokens = int(trial.episode) + 1 if is_judged(part.preferences) else cfg.max_tokens
         rows = cfg.ranked * ranking_rows(cfg.rankings_in_step, cfg.ranked, tokens, trial.on_card)
         yield {
             "gradients": 4.0 * shape.trunk,
@@ -87,7 +77,7 @@ def _learned_rewards(trial: ForecastSubject) -> Iterator[Parts]:
 
 
 def _train(trial: ForecastSubject) -> Iterator[Parts]:
-    """The phases of training: a gradient step, sampling, measuring, scoring by learned rewards and by classifiers."""
+    """The phases of training: a gradient step, sampling, measuring log-probs, scoring by learned rewards."""
     shape, cfg, away = trial.shape, trial.config, trial.offloads
     policy, critic, natural = trial.policy.parameters, trial.critic.parameters, cfg.algorithm.trust_region == "trpo"
     lora = cfg.adapter.kind == "lora"
@@ -102,30 +92,32 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
         "critic": 4.0 * critic + held,
     }
     between = {**lasting, "gradients": 0.0} if away else lasting
-    sampling, measuring, *classifying = _asking(trial, _copies(trial) if trial.policy.head else 0.0)
+    copies = _copies(trial) if trial.policy.head else 0.0
+    sampling, measuring = _sampling(trial, copies), _measuring(trial, *_at_once(trial), copies)
     if trial.on_card and cfg.runtime.static_sampler(trial.on_card):
-        # Keys and values in half precision, in place, and so are all linear maps.
+        # Keys, values and all linear maps in half precision; the cache is not copied.
         columns = trial.longest_prompt + cfg.train.response_length
         sampling["cache"] = 2.0 * min(cfg.runtime.rollout_batch_size, cfg.train.batch_size) * columns * shape.kv
         sampling[COPIES] = 2.0 * (shape.maps + shape.head_map)
     yield {**lasting, **frozen(trial, away, away), **_gradient_step(trial)}
     yield {**between, **frozen(trial, away, away), **sampling}
     yield {**between, **frozen(trial, False, away), **measuring}
-    for scoring in ({**measuring, "logits": 0.0}, *classifying):
-        yield {**between, **frozen(trial, away, False), **scoring}
+    yield {**between, **frozen(trial, away, False), **measuring, "logits": 0.0}
 
 
 def _gradient_step(trial: ForecastSubject) -> Parts:
-    """What passes in a gradient step."""
+    """What a gradient step allocates and frees again."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
-    positions = min(runtime.micro_batch_size, cfg.train.mini_batch_size) * (
-        trial.longest_prompt + trial.learned_response - 1
-    )
+    rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
     trunks = 2 if cfg.critic.kind == "separate" else 1
     upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers
     entries = chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
     return {
-        "activations": positions * _kept(trial, shape) * upper * trunks,
+        "activations": rows
+        * (trial.longest_prompt + trial.learned_response - 1)
+        * _kept(trial, shape)
+        * upper
+        * trunks,
         # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
         # head's weight.
         "logits": entries * (14.0 if trial.on_card else 12.0) + 4.0 * shape.head_map * trial.policy.head,
@@ -134,55 +126,45 @@ def _gradient_step(trial: ForecastSubject) -> Parts:
 
 
 def _copies(trial: ForecastSubject) -> float:
-    """Half-precision copies of the weights that are trained and of those that a gradient step goes back through.
-
-    Those of trained ones are kept as long as autocast lasts, those of frozen ones until the backward of their block,
-    which may come at once.
-    """
+    """Half-precision copies of trained weights, which autocast keeps, and of the frozen ones below them, which it keeps
+    until the backward of their block: with recomputation, one block at a time."""
     shape, cfg, again = trial.shape, trial.config, trial.config.runtime.gradient_checkpointing
-    # (in few bits, frozen) of each network
-    networks = [(cfg.adapter.quantize != "none", cfg.adapter.kind == "lora")]
+    networks = [(cfg.adapter.quantize != "none", cfg.adapter.kind == "lora")]  # in few bits, frozen
     if cfg.critic.kind == "separate":
         networks.append((cfg.critic.held != "none", cfg.critic.has_adapter))
-    trunks = sum(1 / shape.layers if few or (frozen and again) else 1.0 for few, frozen in networks)
+    trunks = sum(1 / shape.layers if few or (is_frozen and again) else 1.0 for few, is_frozen in networks)
     return 2.0 * (shape.maps * trunks + shape.head_map) * trial.on_card
 
 
-def _asking(trial: ForecastSubject, copies: float) -> list[Parts]:
-    """What passes in sampling, in measuring, and in scoring by each classifier."""
-    shape, runtime = trial.shape, trial.config.runtime
-    rows = min(runtime.rollout_batch_size, trial.config.train.batch_size)
-    length = trial.longest_prompt + trial.config.train.response_length - 1
+def _at_once(trial: ForecastSubject) -> tuple[int, float]:
+    """Episodes at once without gradients, and their positions."""
+    rows = min(trial.config.runtime.rollout_batch_size, trial.config.train.batch_size)
+    return rows, trial.longest_prompt + trial.config.train.response_length - 1
+
+
+def _sampling(trial: ForecastSubject, copies: float) -> Parts:
+    shape, (rows, length) = trial.shape, _at_once(trial)
     cache = rows * length * shape.kv * (3.0 if trial.on_card else 4.0) * (1 + 1 / shape.layers)
-    return [
-        {"cache": cache, "logits": rows * shape.vocab * 12.0, COPIES: copies},
-        {**_reading(trial, rows, length), COPIES: copies},
-        *(
-            {"activations": runtime.rollout_batch_size * length * scorer.block_bytes, COPIES: copies}
-            for scorer in (*trial.judging, *trial.rewarding)
-        ),
-    ]
+    return {"cache": cache, "logits": rows * shape.vocab * 12.0, COPIES: copies}
 
 
-def _reading(trial: ForecastSubject, rows: int, length: float) -> Parts:
-    """What passes in measuring rows of `length` tokens, at most `rows` at once."""
+def _measuring(trial: ForecastSubject, rows: int, length: float, copies: float = 0.0) -> Parts:
+    """Measuring log-probs: one block's activations, and a chunk of logits."""
     shape, half = trial.shape, trial.on_card
     block = (shape.kept_half if half else shape.kept_fp32) / shape.layers
     together, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
-    return {"activations": together * length * block, "logits": entries * 20.0}
+    return {"activations": together * length * block, "logits": entries * 20.0, COPIES: copies}
 
 
 def frozen(trial: ForecastSubject, reference_away: bool, reward_away: bool) -> Parts:
-    """The networks that training asks and does not train, as far as they are not away from the card; judges never
-    are."""
+    """The frozen networks of training, without those that are away from the card; judges never are."""
     cfg, how = trial.config, trial.config.train.frozen_dtype
     like_policy = _held(trial.shape, how) * (not reference_away)
-    ready = sum(4.0 * one.parameters - one.maps * (4.0 - FROZEN_BYTES[how]) for one in trial.rewarding)
-    rewards = cfg.learned_rewards * _held(trial.reward_shape, how) + ready
+    rewards = cfg.learned_rewards * _held(trial.reward_shape, how) + FROZEN_BYTES[how] * trial.rewarding
     return {
         "reference": like_policy * (cfg.adapter.kind == "none"),
         "policy at the start of the round": like_policy * (cfg.rounds > 1),
-        "reward": rewards * (not reward_away) + 4.0 * sum(one.parameters for one in trial.judging),
+        "reward": rewards * (not reward_away) + 4.0 * trial.judging,
     }
 
 
@@ -199,19 +181,5 @@ def _kept(trial: ForecastSubject, shape: Shape) -> float:
 
 
 def checkpoint_bytes(trial: ForecastSubject) -> float:
-    """Size of one checkpoint: what is trained, and Adam's two moments of it, in fp32."""
+    """Size of one checkpoint: trained weights and Adam's two moments, in fp32."""
     return 12.0 * (trial.policy.parameters + trial.critic.parameters)
-
-
-def disk_by_part(trial: ForecastSubject) -> Parts:
-    """Bytes at the peak of a trial's training, the stages before it left out: two checkpoints are kept while one is
-    written. An earlier round leaves what the next one begins with, and a later one has a reward of its own."""
-    cfg, checkpoint = trial.config, checkpoint_bytes(trial)
-    left = {"policy": 4.0 * trial.shape.parameters, "critic": 4.0 * trial.critic.parameters}
-    each = sum(left.values()) + checkpoint + 4.0 * cfg.learned_rewards * trial.shape.trunk
-    return {"checkpoints": 3 * checkpoint, **left, "earlier rounds": (cfg.rounds - 1) * each}
-
-
-def shared_disk(trial: ForecastSubject) -> float:
-    """Bytes of the reference and of learned rewards, which the trials of a study have in common."""
-    return 4.0 * (trial.shape.parameters + trial.config.learned_rewards * trial.reward_shape.trunk)

@@ -16,16 +16,15 @@ from pipeline.config.pairs import only_watched
 from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import checkpoint_bytes, frozen
-from pipeline.forecast.ocr import reading_hours
-from pipeline.forecast.shapes import ForecastSubject, ScorerShape, Shape, Trained
+from pipeline.forecast.shapes import ForecastSubject, Shape, Trained
 from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import roofline as t4
 from pipeline.rewards.learned_settings import JUDGE, is_judged
-from pipeline.training.value_pretraining import HELD_OUT
 
 DISK_BYTES = 200e6
-"""Bytes per second that a checkpoint is copied from the card, hashed and written with; assumed of a cloud machine's
-disk."""
+"""Bytes per second of copying a checkpoint from the card, hashing and writing it; assumed of a cloud machine's disk."""
+CLASSIFIER_MAPS = 0.68
+"""Share of a base classifier's parameters that are no embeddings."""
 
 
 @dataclass(frozen=True)
@@ -46,42 +45,6 @@ class Work:
         return t4.t4_seconds(phase, self.flops, self.bytes) / 3600
 
 
-@dataclass(frozen=True)
-class Asked:
-    """Responses of full length that a stage samples and scores."""
-
-    drawn: int
-    rewarded: int
-    """By every reward."""
-    judged: int = 0
-    """By the gold judges."""
-    checked: int = 0
-    """By the learned rewards alone."""
-
-
-def asked(cfg: TrialConfig) -> dict[str, Asked]:
-    """What each stage beside the training samples and scores; `opponents` are those of the stage `reward`."""
-    reward, evaluate, prompts, pairs = cfg.reward, cfg.evaluate, cfg.evaluate.prompts, cfg.reward.learned
-    learned = list(reward.trained().values())
-    judged = sum(is_judged(part.preferences) for part in learned)
-    kept, samples = 2 * pairs.heldout_pairs, reward.calibration_samples
-    answers = pairs.rankings * pairs.ranked if pairs.ranked > 2 else 2 * (pairs.pairs // cfg.rounds)
-    drawn = samples + judged * (answers + kept)
-    # An ensemble's samples are scored again for the scale of each model, and for what the models disagree about.
-    # Held-out answers are scored for the accuracy; those of the gold judge once more, beside the samples.
-    shown = any(part.preferences == JUDGE for part in learned)
-    checked = samples * (2 if pairs.ensemble > 1 else 0) + kept * (bool(learned) + shown)
-    opposed = reward.opponents * (cfg.data.train_prompts + cfg.data.heldout_prompts) * (reward.against != "none")
-    references, values = evaluate.reference_draws * prompts, cfg.values.samples * cfg.data.train_prompts
-    return {
-        "reward": Asked(drawn, samples, drawn + kept * (len(learned) - judged), checked),
-        "opponents": Asked(opposed, opposed),
-        "reference": Asked(references, references, references),
-        "values": Asked(values, values),
-        "evaluate": Asked(evaluate.best_of * prompts, evaluate.best_of * prompts, prompts),  # the chosen one is judged
-    }
-
-
 # --- the parts that everything is made of ---
 
 
@@ -89,7 +52,7 @@ def trunk(
     shape: Shape, tokens: float, span: float, calls: float, trained: Trained | None = None, *, again: bool = False
 ) -> Work:
     """A forward of so many positions, each of which sees `span`; with `trained` forth and back, `again` where
-    activations are computed again instead of kept."""
+    activations are recomputed."""
     attended, forth = 4.0 * shape.attention * shape.layers * tokens * span, shape.blocks * t4.BYTES_READ_CAST
     if trained is None:
         return Work(2.0 * tokens * shape.maps + attended, calls * forth)
@@ -115,7 +78,7 @@ def sampling(trial: ForecastSubject, rows: int, maps: float, read: int, each: in
     """`rows` responses of full length by a network of `maps` weights in linear maps, each read with `read` bytes.
 
     A prompt is read once for its `each` responses, or once in every batch that has some of them. The static sampler
-    counts as the eager one: it reads every prompt for itself and all columns of its cache, and copies none of them.
+    counts as the eager one.
     """
     shape, prompt, response = trial.shape, trial.mean_prompt, trial.config.train.response_length
     together = trial.config.runtime.rollout_batch_size
@@ -140,16 +103,12 @@ def _chunks(shape: Shape, tokens: float) -> float:
     return -(-tokens // chunk_tokens(shape.vocab, True))
 
 
-def _scored(trial: ForecastSubject, rows: int, learned: int, scorers: tuple[ScorerShape, ...] = ()) -> Work:
-    """Scores of `rows` responses by so many learned rewards, and by classifiers."""
-    calls, maps = -(-rows // trial.config.runtime.rollout_batch_size), sum(scorer.maps for scorer in scorers)
-    classified = Work(2.0 * rows * _span(trial) * maps, calls * maps * t4.BYTES_READ_CAST)
-    return trunk(trial.reward_shape, rows * _span(trial), _span(trial), calls) * learned + classified
-
-
-def _span(trial: ForecastSubject) -> float:
-    """Positions of an episode that a network reads."""
-    return trial.mean_prompt + trial.config.train.response_length - 1
+def _scored(trial: ForecastSubject, rows: int, learned: int, classifiers: int = 0) -> Work:
+    """Scores of `rows` responses by so many learned rewards, and by classifiers of so many parameters together."""
+    span, calls = trial.episode, -(-rows // trial.config.runtime.rollout_batch_size)
+    maps = CLASSIFIER_MAPS * classifiers
+    classified = Work(2.0 * rows * span * maps, calls * maps * t4.BYTES_READ_CAST)
+    return trunk(trial.reward_shape, rows * span, span, calls) * learned + classified
 
 
 # --- training ---
@@ -160,8 +119,7 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows, response, again = cfg.train.batch_size, trial.learned_response, runtime.gradient_checkpointing
     span, tokens = trial.mean_prompt + response - 1, rows * response
-    micros = -(-rows // min(runtime.micro_batch_size, cfg.train.mini_batch_size))
-    size = shape, rows * span, span, micros
+    size = shape, rows * span, span, -(-rows // min(runtime.micro_batch_size, cfg.train.mini_batch_size))
     policy = trunk(*size, trial.policy, again=again)
     policy += head_and_back(shape, tokens, _chunks(shape, tokens), trial.policy.head)
     stepped = cfg.train.num_mini_batches * (trial.policy.parameters + trial.critic.parameters)
@@ -180,8 +138,8 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
         work["natural step"] = policy + product * products + (forward + logits) * 4
         epoch = critic
     else:
-        # A loss of several tokens together goes through the head once more, to know their log-probs beforehand; one of
-        # pairs through the trunk too, since a pair may be in two micro-batches.
+        # A loss of several tokens together needs their log-probs beforehand: the head once more, and for pairs, which
+        # may be in two micro-batches, the trunk too.
         twice = cfg.algorithm.by_sequence or cfg.kl.grouped_in("loss")
         epoch = policy + critic + logits * twice + forward * cfg.algorithm.by_pairs
     return {**work, "train": epoch * cfg.train.num_epochs}
@@ -193,8 +151,8 @@ def rollout_work(trial: ForecastSubject) -> dict[str, Work]:
     read = t4.BYTES_READ_CAST if cfg.adapter.kind == "lora" else t4.BYTES_READ_HALF
     # The KL to the policy that a later round began with is one more network, and goes through two heads.
     started, separate = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate"
-    score = measured(trial, rows, _span(trial), cfg.train.response_length, 2 + separate + started, 2 + 2 * started)
-    score += _scored(trial, rows, cfg.learned_rewards, (*trial.judging, *trial.rewarding))
+    score = measured(trial, rows, trial.episode, cfg.train.response_length, 2 + separate + started, 2 + 2 * started)
+    score += _scored(trial, rows, cfg.learned_rewards, trial.judging + trial.rewarding)
     sampled, scored = _rollouts(cfg)
     return {"generate": sampling(trial, rows, trial.policy.forward, read, each) * sampled, "score": score * scored}
 
@@ -204,8 +162,8 @@ def _rollouts(cfg: TrialConfig) -> tuple[float, float]:
     to each prompt, and with replayed states."""
     once = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
     each, longest = cfg.replay.share * cfg.replay.continuations * has_replay(cfg), cfg.train.response_length
-    places = range(0, longest, cfg.replay.every)
-    return once + each * sum(1 - place / longest for place in places), once + each * len(places)
+    starts = range(0, longest, cfg.replay.every)
+    return once + each * sum(1 - start / longest for start in starts), once + each * len(starts)
 
 
 def training_hours(trial: ForecastSubject) -> dict[str, float]:
@@ -214,66 +172,71 @@ def training_hours(trial: ForecastSubject) -> dict[str, float]:
     hours = {phase: updates * work.hours(phase) for phase, work in update_work(trial).items()}
     if only_watched(cfg):  # no cost of the algorithm, but of the wall clock
         hours["watch"] = updates * sum(work.hours(phase) for phase, work in rollout_work(trial).items())
-    if cfg.rounds > 1:
-        # The pairs of each later reward are sampled and learned from, and its opponents drawn; measuring is left out.
+    if cfg.rounds > 1:  # later rewards: their pairs and opponents are sampled, and they are trained
         later, pairs = range(2, cfg.rounds + 1), cfg.reward.learned.pairs // cfg.rounds
         drawn = 2 * (pairs + cfg.reward.learned.heldout_pairs) + cfg.reward.calibration_samples
         work = sampling(trial, drawn, trial.shape.maps, t4.BYTES_READ_CAST) * len(later)
         for number in later:
             work += reward_work(trial, pairs * (number if cfg.reward.learned.keep_pairs == "all" else 1))
-        hours["reward"] = work.hours("reward") + len(later) * asked_hours(trial, asked(cfg)["opponents"])
-    images = updates * cfg.train.batch_size * _rollouts(cfg)[1]
-    if read := reading_hours(cfg, images, images, cfg.runtime.processes):
-        hours["ocr on the CPU"] = read
-    there, away = (sum(frozen(trial, gone, gone).values()) for gone in (False, trial.offloads))
-    if there > away:
-        hours["offload"] = updates * (there - away) / t4.T4_HOST_BYTES / 3600
+        hours["reward"] = work.hours("reward") + len(later) * opponents_hours(trial)
+    here, away = (sum(frozen(trial, gone, gone).values()) for gone in (False, trial.offloads))
+    hours["offload"] = updates * (here - away) / t4.T4_HOST_BYTES / 3600
     each, share = checkpoint_bytes(trial) / DISK_BYTES / 3600, cfg.runtime.checkpoint_share
     wanted = updates // cfg.runtime.checkpoint_updates * each
     hours["checkpoint"] = wanted if share is None else min(wanted, share * sum(hours.values()))
-    return hours
+    return {phase: spent for phase, spent in hours.items() if spent}
 
 
 # --- the other stages ---
 
 
-def other_hours(trial: ForecastSubject) -> tuple[dict[str, float], dict[str, float]]:
-    """Hours by stage beside the training: of what a trial has for itself, and of what the trials of a study have in
-    common."""
-    cfg, rows, length = trial.config, asked(trial.config), trial.config.sft.max_tokens - 1
-
-    def perplexity(texts: int) -> float:
-        return measured(trial, texts, length, length).hours("score")
-
-    drift = measured(trial, cfg.evaluate.prompts, _span(trial), cfg.train.response_length) * 2
-    answers = asked_hours(trial, rows["evaluate"], cfg.runtime.processes)
-    texts = 2 * perplexity(min(cfg.evaluate.texts, cfg.data.heldout_prompts))
-    own = {"evaluate": answers + drift.hours("score") + texts}
-    learned = reward_work(trial, cfg.reward.learned.pairs // cfg.rounds).hours("train")
-    shared = {
-        "sft": texts_work(trial, trial.shape, cfg.sft).hours("train") + perplexity(cfg.data.heldout_prompts),
-        "reward": learned + asked_hours(trial, rows["reward"]) + asked_hours(trial, rows["opponents"]),
+def other_hours(trial: ForecastSubject) -> dict[str, float]:
+    """Hours of the other stages."""
+    cfg, best_of, prompts = trial.config, trial.config.evaluate.best_of, trial.config.evaluate.prompts
+    pairs, draws = cfg.reward.learned.pairs // cfg.rounds, cfg.evaluate.reference_draws * prompts
+    length, texts = cfg.sft.max_tokens - 1, min(cfg.evaluate.texts, cfg.data.heldout_prompts)
+    measuring = measured(trial, prompts, trial.episode, cfg.train.response_length) * 2  # drift from the reference
+    measuring += measured(trial, texts, length, length) * 2  # perplexity
+    learning = texts_work(trial, trial.shape, cfg.sft) + measured(trial, cfg.data.heldout_prompts, length, length)
+    hours = {
+        "sft": learning.hours("train"),
+        "reward": reward_work(trial, pairs).hours("train") + drawn_for_reward(trial) + opponents_hours(trial),
+        "reference": asked_hours(trial, draws, draws, draws),
+        "evaluate": asked_hours(trial, best_of * prompts, best_of * prompts, prompts) + measuring.hours("score"),
     }
-    scored_by_own = cfg.rounds > 1
-    (own if scored_by_own else shared)["reference"] = asked_hours(trial, rows["reference"])
     if cfg.needs_samples:
-        shared["values"] = asked_hours(trial, rows["values"])
+        values = cfg.values.samples * cfg.data.train_prompts
+        hours["values"] = asked_hours(trial, values, values)
     if cfg.pretrains_critic:
-        shared["critic"] = critic_work(trial).hours("train")
-    return own, shared
+        hours["critic"] = critic_work(trial).hours("train")
+    return hours
 
 
-def asked_hours(trial: ForecastSubject, rows: Asked, processes: int = 1) -> float:
-    """Hours of sampling and scoring so many responses."""
-    read = reading_hours(trial.config, rows.rewarded, rows.judged, processes)
-    return sum(work.hours(phase) for phase, work in asked_work(trial, rows).items()) + read
+def drawn_for_reward(trial: ForecastSubject) -> float:
+    """Hours of sampling and scoring what the rewards learn from and are calibrated on."""
+    cfg, learned = trial.config, trial.config.reward.learned
+    preferences = [part.preferences for part in cfg.reward.trained().values()]
+    judged, kept, samples = sum(map(is_judged, preferences)), 2 * learned.heldout_pairs, cfg.reward.calibration_samples
+    answers = learned.rankings * learned.ranked if learned.ranked > 2 else 2 * (learned.pairs // cfg.rounds)
+    # An ensemble's samples are scored again for the scale of each model, and for their disagreement.
+    scored = samples * (3 if learned.ensemble > 1 else 1) + kept * (bool(preferences) + (JUDGE in preferences))
+    drawn = samples + judged * (answers + kept)
+    return asked_hours(trial, drawn, scored, drawn + kept * (len(preferences) - judged))
 
 
-def asked_work(trial: ForecastSubject, rows: Asked) -> dict[str, Work]:
-    """Sampling and scoring so many responses."""
-    score = _scored(trial, rows.rewarded, trial.config.learned_rewards, trial.rewarding)
-    score += _scored(trial, rows.checked, trial.config.learned_rewards) + _scored(trial, rows.judged, 0, trial.judging)
-    return {"generate": sampling(trial, rows.drawn, trial.shape.maps, t4.BYTES_READ_CAST), "score": score}
+def opponents_hours(trial: ForecastSubject) -> float:
+    """Hours of sampling and scoring the opponents of every prompt."""
+    reward, data = trial.config.reward, trial.config.data
+    drawn = reward.opponents * (data.train_prompts + data.heldout_prompts) * (reward.against != "none")
+    return asked_hours(trial, drawn, drawn)
+
+
+def asked_hours(trial: ForecastSubject, drawn: int, rewarded: int, judged: int = 0) -> float:
+    """Hours of sampling so many responses of full length, and of scoring so many by every reward and by the judges."""
+    score = _scored(trial, rewarded, trial.config.learned_rewards, trial.rewarding)
+    score += _scored(trial, judged, 0, trial.judging)
+    sample = sampling(trial, drawn, trial.shape.maps, t4.BYTES_READ_CAST)
+    return sample.hours("generate") + score.hours("score")
 
 
 def texts_work(trial: ForecastSubject, shape: Shape, sft: SftConfig) -> Work:
@@ -293,7 +256,7 @@ def reward_work(trial: ForecastSubject, pairs: int) -> Work:
     if cfg.reward_pretraining is not None:
         work += texts_work(trial, shape, cfg.reward_pretraining) * cfg.learned_rewards
     for part in cfg.reward.trained().values():
-        tokens = trial.mean_prompt + cfg.train.response_length if is_judged(part.preferences) else learned.max_tokens
+        tokens = trial.episode + 1 if is_judged(part.preferences) else learned.max_tokens
         steps = learned.ensemble * learned.epochs * (rankings // in_step)
         calls = -(-in_step // ranking_rows(in_step, learned.ranked, int(tokens), trial.on_card)) * learned.ranked
         again, whole = cfg.runtime.gradient_checkpointing, Trained.whole(shape, shape.trunk)
@@ -303,10 +266,8 @@ def reward_work(trial: ForecastSubject, pairs: int) -> Work:
 
 
 def critic_work(trial: ForecastSubject) -> Work:
-    """Value pre-training. Only a trunk of its own is trained; a shared one is read."""
-    shape, cfg, part, span = trial.shape, trial.config, trial.critic, _span(trial)
-    steps, micro, maps = cfg.critic.pretraining_steps, cfg.runtime.micro_batch_size, part.forward or shape.maps
-    heldout = -(-cfg.values.samples * cfg.data.train_prompts // HELD_OUT)
-    size = shape, steps * cfg.train.batch_size * span, span, steps * -(-cfg.train.batch_size // micro)
-    work = trunk(*size, part if part.parameters else None) + trunk(shape, heldout * span, span, -(-heldout // micro))
-    return work + Work(2.0 * heldout * span * (maps - shape.maps), steps * part.parameters * t4.BYTES_STEP)
+    """Value pre-training. Only a trunk of its own is trained; a shared one is read. Held-out states are left out."""
+    shape, cfg, part, span = trial.shape, trial.config, trial.critic, trial.episode
+    steps, calls = cfg.critic.pretraining_steps, -(-cfg.train.batch_size // cfg.runtime.micro_batch_size)
+    size = shape, steps * cfg.train.batch_size * span, span, steps * calls
+    return trunk(*size, part if part.parameters else None) + Work(bytes=steps * part.parameters * t4.BYTES_STEP)

@@ -81,7 +81,7 @@ def profile_finding(name: str) -> Finding:
     found = lacking = list(lacks(config))
     if budget is not None:
         time = f", {hours(budget.t4_hours)} on a T4 (predicted)" * (config.runtime.device == "cuda")
-        takes = f"{budget.total_gib:.2f} GiB of memory, {budget.disk_gib:.2g} GiB of disk{time}"
+        takes = f"{budget.total_gib:.2f} GiB of memory{time}"
         found = [*lacking, f"a trial takes {takes}"]
     return Finding(f"profile {name}", "note" if lacking else "ok", "; ".join(found))
 

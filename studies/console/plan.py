@@ -217,7 +217,7 @@ def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
 def total_line(study: Study, plan: Sequence[Cell]) -> str:
     """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its
     baseline does."""
-    from pipeline.forecast.advice import hours, predict
+    from pipeline.forecast.advice import hours, own_others, predict
     from pipeline.stages.graph import STAGES
 
     n, once = trial_count(study), dict[tuple[str, object], TrialConfig]()
@@ -228,11 +228,15 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
         if n > len(plan) and study.vary:  # the trials of a search have a seed of their own
             once |= {(stage, "search"): plan[0].config for stage in shared if cell is plan[0]}
     forecasts = [predict(cell.config) for cell in plan]
-    known = [forecast.t4_hours + math.fsum(forecast.own_hours.values()) for forecast in forecasts if forecast]
+    known = [
+        forecast.t4_hours + math.fsum(forecast.other_hours[stage] for stage in own_others(cell.config))
+        for cell, forecast in zip(plan, forecasts, strict=True)
+        if forecast
+    ]
     if not known or len(known) < len(plan):
         return f"{n} trials in all"
     together = [
-        forecast.shared_hours.get(stage.partition("-")[0], 0.0)
+        forecast.other_hours.get(stage.partition("-")[0], 0.0)
         for (stage, _), config in once.items()
         if (forecast := predict(config))
     ]
@@ -243,8 +247,8 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 def budget_lines(config: TrialConfig) -> Iterator[str]:
     """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it
     fit."""
-    from pipeline.forecast.advice import hours, predict, remedy, too_much
-    from pipeline.forecast.shapes import assumed_scorers, on_card
+    from pipeline.forecast.advice import hours, own_others, predict, remedy
+    from pipeline.forecast.shapes import on_card
 
     def times(spent: Mapping[str, float]) -> str:
         return ", ".join(f"{phase} {hours(one)}" for phase, one in spent.items())
@@ -253,41 +257,35 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     if budget is None:
         yield f"no prediction: the sizes of {config.model.base} are not known before it is loaded"
         return
-    fits = "fits" if budget.fits else f"does not fit, {too_much(budget)}"
+    fits = "fits" if budget.fits else "does not fit"
+    own = own_others(config)
     where = "on a card" if on_card(config) else "resident on a CPU"
     peaks = ", ".join(f"{stage} {budget.stage_gib(stage):.2f}" for stage in budget.stages)
     parts = budget.stages[budget.stage]
-    own = ", ".join(f"{name} {size:.2f}" for name, size in parts.items() if size >= 0.005)
+    largest = ", ".join(f"{name} {size:.2f}" for name, size in parts.items() if size >= 0.005)
     yield (
         f"{fits}: {hours(budget.t4_hours)} of {budget.caps.wall_clock_h:g} h on a T4,"
         f" {budget.total_gib:.2f} of {budget.caps.memory_gib:g} GiB {where}, {_millions(budget.trained)} of"
         f" {_millions(budget.parameters)} M parameters trained (predicted)"
     )
     yield f"  GiB at the peak of each stage: {peaks}"
-    yield f"  GiB in stage {budget.stage}: {own}"
-    once = times(budget.shared_hours)
-    yield f"  T4: {times(budget.hours | budget.own_hours)}; plus, once for all trials that share them: {once}"
-    yield (
-        f"  disk: {budget.disk_gib:.2f} GiB while it trains, of which checkpoints"
-        f" {budget.disk.get('checkpoints', 0.0):.2f}; {budget.left_gib:.2f} GiB stay, and"
-        f" {budget.shared_disk_gib:.2f} GiB for stages that trials share"
-    )
-    if assumed := assumed_scorers(config):
-        yield f"  not on this machine: {', '.join(assumed)}; assumed: the size of a base classifier, 125 M parameters"
+    yield f"  GiB in stage {budget.stage}: {largest}"
+    each = budget.hours | {stage: budget.other_hours[stage] for stage in own}
+    once = {stage: spent for stage, spent in budget.other_hours.items() if stage not in own}
+    yield f"  T4: {times(each)}; plus, once for all trials that share them: {times(once)}"
     if not budget.fits:
         yield f"  {remedy(config)}"
 
 
 def variant_table(config: TrialConfig) -> Table:
     """What each way to train would take of this trial's budget."""
-    from pipeline.forecast.advice import hours, too_much, variants
+    from pipeline.forecast.advice import hours, variants
 
     shown = table("way of training", "training", "all stages", "time on a T4", "trained", "")
     for name, budget in variants(config).items():
-        if budget is not None:
-            fits = Text("fits") if budget.fits else Text(too_much(budget), "yellow")
-            sizes = f"{budget.stage_gib('train'):.2f} GiB", f"{budget.total_gib:.2f} GiB"
-            shown.add_row(Text(name), *sizes, hours(budget.t4_hours), f"{_millions(budget.trained)} M", fits)
+        fits = Text("fits") if budget.fits else Text("does not fit", "yellow")
+        sizes = f"{budget.stage_gib('train'):.2f} GiB", f"{budget.total_gib:.2f} GiB"
+        shown.add_row(Text(name), *sizes, hours(budget.t4_hours), f"{_millions(budget.trained)} M", fits)
     return shown
 
 

@@ -90,8 +90,6 @@ def run_study(
         try:
             watch.begin()
             if agenda.is_left():
-                if caution := run.module.check_disk([cell.config for cell in agenda.open()], jobs, layout.root):
-                    warn(caution)
                 _work(run, agenda, watch, display, tracking, hire)
             note_ended(run)
             if agenda.search is not None:

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 from benchmarks.meter import free_seconds
 from benchmarks.test_bench_reports import measured
-from fake_trial import check_budget, check_disk, environment, execution, plan_trial
+from fake_trial import check_budget, environment, execution, plan_trial
 from repeated import repeated
 from rich.console import Console
 
@@ -32,7 +32,7 @@ from studies.definition.schema import load_study
 from studies.execution import study as running
 from studies.execution.executors import executor
 
-__all__ = ["check_budget", "check_disk", "environment", "execution", "plan_trial", "run_trial"]
+__all__ = ["check_budget", "environment", "execution", "plan_trial", "run_trial"]
 SEEDS, ROWS = 20, 20
 """Rows of metrics that a trial writes, 5 metrics in each two."""
 

@@ -23,12 +23,13 @@ import yaml
 from safetensors import SafetensorError
 from tinynets import network
 
+from pipeline.config.loading import load_config
 from pipeline.config.yaml_files import read_value, read_yaml
 from pipeline.config.yaml_limits import PlainLoader
 from pipeline.data.files import read_splits
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import Fault, UserError
-from pipeline.forecast.shapes import classifier_shape
+from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import load_head, load_snapshot, pretrained_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
@@ -189,7 +190,7 @@ def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path)
     readers: dict[str, Callable[[], Any]] = {
         "base": lambda: pretrained_model(str(folder), None),
         "its tokenizer": lambda: pretrained_tokenizer(str(folder), None),
-        "its shape": lambda: classifier_shape(str(folder), None),
+        "its shape": lambda: shape_of(load_config("t4", {"model.base": str(folder), "model.revision": None})),
         "an artifact or an export": lambda: load_snapshot(folder, CPU),
         "its own tokenizer": lambda: load_tokenizer(folder),
         "a reward": lambda: load_classifier(

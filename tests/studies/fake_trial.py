@@ -80,9 +80,6 @@ def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = No
 def check_budget(config: TrialConfig, label: str) -> None: ...
 
 
-def check_disk(configs: list[TrialConfig], jobs: int, root: Path) -> str | None: ...
-
-
 def environment() -> dict[str, str]:
     return {"python": "3", "git_commit": "unknown"}
 

@@ -19,7 +19,7 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.forecast.shapes import ForecastSubject, Shape
-from pipeline.forecast.work import asked, asked_hours
+from pipeline.forecast.work import opponents_hours
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
@@ -209,7 +209,7 @@ def test_the_plan_charges_for_as_many_as_there_are() -> None:
     shape = Shape(700, 96, 2, 96, 192, 200_000, 4_000, 200_000, 1_000, 67_200, 4_000.0, 2_000.0)
     settings = SETTINGS, {**SETTINGS, "reward__opponents": 4}, {}
     trials = [ForecastSubject(smoke(**changes), shape, on_card=False) for changes in settings]
-    two, four, none = (asked_hours(trial, asked(trial.config)["opponents"]) for trial in trials)
+    two, four, none = map(opponents_hours, trials)
     assert two > 0
     assert four == pytest.approx(2 * two, rel=0.05)
     assert none == 0.0

@@ -16,10 +16,6 @@ from kill_resume import CONTROLS as KILLED
 from kill_resume import rounds
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
-from pipeline.config.loading import load_config
-from pipeline.errors import UserError
-from pipeline.forecast.advice import Forecast, check_disk, predict
-from pipeline.resources.machine import GIB
 from pipeline.run.leaving import LEAVE, Leaving, ask_to_leave, asked_to_leave, can_leave
 from pipeline.training import checkpoint
 from pipeline.training.given import Outcome
@@ -168,48 +164,6 @@ def test_a_trial_killed_after_its_checkpoint_diverges_to_the_same_weights(tmp_pa
         again, _, resumed = run(tmp_path / f"cut{after}", **knobs)
         assert again == whole
         assert all(torch.equal(state[name], resumed[name]) for name in state)
-
-
-# --- the forecast --------------------------------------------------------------------------------------------
-
-
-def t4(**changes: object) -> Forecast:
-    found = predict(load_config("t4", {key.replace("__", "."): value for key, value in changes.items()}))
-    assert found is not None
-    return found
-
-
-def test_the_forecast_counts_checkpoints_in_bytes_and_time() -> None:
-    found = t4()
-    one = 12 * found.trained / GIB
-    assert one == pytest.approx(5.2, abs=0.1)
-    assert found.disk == pytest.approx({"checkpoints": 3 * one, "policy": 4 * found.parameters / GIB})
-    assert found.hours["checkpoint"] <= 0.02 * sum(found.hours.values())
-    often = t4(runtime__checkpoint_share=None)
-    assert often.hours["checkpoint"] == pytest.approx(750 // 25 * one * GIB / 200e6 / 3600)
-    assert often.t4_hours > found.t4_hours
-    assert t4(adapter__kind="lora").disk["checkpoints"] < 0.5
-
-
-def test_a_disk_that_is_too_small_is_refused_or_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shutil
-    from collections import namedtuple
-
-    configs = [load_config("t4", {"train.seed": seed}) for seed in range(8)]
-    found = predict(configs[0])
-    assert found is not None
-    disk = namedtuple("disk", "total used free")
-
-    def free(gib: float) -> None:
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: disk(0, 0, gib * GIB))
-
-    free(found.disk_gib - 1)
-    with pytest.raises(UserError, match=r"a trial needs 17\.\d GiB of disk .* GiB free; use another --out"):
-        check_disk(configs, 1, tmp_path)
-    free(found.disk_gib + 1)
-    assert "8 trials need up to 32.8" in str(check_disk(configs, 1, tmp_path))
-    free(1000)
-    assert check_disk(configs, 1, tmp_path) is None
 
 
 # --- leaving ---

