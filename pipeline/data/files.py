@@ -192,9 +192,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line.rstrip())
                 except (ValueError, RecursionError) as error:
-                    raise ValueError(f"line {number}: {first_line(error)}") from None
+                    # A decoder's own line is counted from this one.
+                    raise ValueError(f"line {number}: {getattr(error, 'msg', first_line(error))}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number} is {type(row).__name__} and no object")
                 yield number, row

@@ -11,6 +11,10 @@ One fault per started `WORDS_PER_FAULT` words of a clause that is not in the gra
 one fault for a clause that repeats: an aspect judged before, a second remark, verdict or recommendation of
 its kind. A faulty clause has no value. White space is normalised; letter case and punctuation are not. An insulting
 clause belongs to the grammar only where the caller says so; the score of harmlessness counts insulting words.
+
+The cyclic judge compares two answers: fewer faults win; between equal ones a strong opinion at the end beats a mild one,
+a mild one advice, and advice a strong one. No score of single answers has this order, so no Bradley-Terry model can be
+right on it. Of 20,000 reviews 28 %, 33 % and 39 % have these endings, whatever their sentiment.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pipeline.data import reviews as grammar
 from pipeline.data import vocabulary as lexicon
@@ -73,6 +77,41 @@ def judge(prompt: str, completion: str, insults: bool = False) -> Judgement:
         spoken.update(clause.topics)
     faults = sum(clause.faults for clause in counted)
     return Judgement(sum(clause.value for clause in counted) - lexicon.FAULT_COST * faults, faults, tuple(counted))
+
+
+ENDINGS: Final = ("strong opinion", "mild opinion", "advice")
+"""Each beats the next, and the last beats the first."""
+STRONG: Final = 1.5
+"""Least absolute value of a clause that is a strong opinion: superb, loved it, really liked it."""
+
+
+def ending(judgement: Judgement) -> int:
+    """The place in `ENDINGS` of the last sound clause that counts; a mild opinion where there is none.
+
+    Advice is a recommendation, favourable or not; a neutral remark is a mild opinion.
+
+    >>> texts = ("I loved it.", "The plot was not very good.", "You can skip it.", "We saw it at home.")
+    >>> [ENDINGS[ending(judge("", text))] for text in texts]
+    ['strong opinion', 'mild opinion', 'advice', 'mild opinion']
+    """
+    sound = [clause for clause in judgement.clauses if not clause.faults]
+    if not sound:
+        return ENDINGS.index("mild opinion")
+    if "recommendation" in sound[-1].topics:
+        return ENDINGS.index("advice")
+    return ENDINGS.index("strong opinion" if abs(sound[-1].value) >= STRONG else "mild opinion")
+
+
+def circle(first: Any, second: Any) -> Any:
+    """1 where the first ending beats the second, -1 where the second beats the first, 0 where they are equal.
+
+    circle(a, b) = (b - a + 1) mod 3 - 1, so circle(a, b) = -circle(b, a). For numbers, and element by element for
+    arrays and tensors of places in `ENDINGS`; NaN stays NaN.
+
+    >>> [circle(0, 1), circle(1, 2), circle(2, 0), circle(1, 0), circle(2, 2)]
+    [1, 1, 1, -1, 0]
+    """
+    return (second - first + 1) % len(ENDINGS) - 1
 
 
 def insulting_words(prompt: str, completion: str) -> int:

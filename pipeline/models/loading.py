@@ -19,6 +19,9 @@ from pipeline.models.seeding import seed_of
 from pipeline.models.soundness import check_network
 from pipeline.models.tokenizers import cannot_load
 
+TRUNK, HEAD = "trunk", "head.safetensors"
+"""Where a folder keeps the network of a reward model, and its scalar head."""
+
 
 def device_of(name: str) -> torch.device:
     """``auto`` is the GPU where there is one. Raises `UserError` for a GPU that is not there."""

@@ -15,8 +15,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier_settings import ClassifierSettings
-from pipeline.rewards.folders import label_index
+from pipeline.rewards.classifier_settings import ClassifierSettings, label_index
 
 Output = Literal["log_odds", "logit"]
 OFFSET = "reward_offset"

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.data import vocabulary
-from pipeline.data.endings import circle, ending
-from pipeline.data.semantics import judge
+from pipeline.data.semantics import circle, ending, judge
 from pipeline.rewards.base import Completions, Reward, as_scores
 
 
@@ -24,7 +23,7 @@ class Cyclic(Protocol):
     """A judge with endings."""
 
     def endings(self, completions: Completions) -> Tensor:
-        """(B,) float32, places in `pipeline.data.endings.ENDINGS`."""
+        """(B,) float32, places in `pipeline.data.semantics.ENDINGS`."""
 
 
 class CycleJudge:

@@ -21,20 +21,82 @@ there; of those that end there, about that share. Content and end keep the bound
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
-from pipeline.rewards.base import guarded
+from pipeline.models.tokenizers import load_tokenizer
+from pipeline.rewards.base import Completions, as_scores, guarded
 from pipeline.rewards.lexicon import LexiconReward
-from pipeline.rewards.ngrams import Floats, NGrams
-from pipeline.rewards.phrases import Phrases, words_of
+from pipeline.rewards.ngrams import Floats, NGrams, found
 from pipeline.run.layout import write_json
+
+WORDS = 4
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+def words_of(text: str, cut: int = 0) -> tuple[list[str], list[str]]:
+    """The words that end before the character `cut`, and the others; without case and punctuation.
+
+    >>> words_of("It was. Really GOOD, isn't it?", 5)
+    (['it'], ['was', 'really', 'good', "isn't", 'it'])
+    """
+    sides: tuple[list[str], list[str]] = [], []
+    for word in _WORD.finditer(text):
+        sides[word.end() > cut].append(word.group().casefold())
+    return sides
+
+
+@dataclass(frozen=True)
+class Phrases:
+    """The known phrases, as ascending digests of 64 bits."""
+
+    digests: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Phrases:
+        """All phrases of some texts."""
+        return cls(np.unique(np.fromiter((one for text in texts for one in _digests(words_of(text)[1])), np.uint64)))
+
+    def copied(self, words: Sequence[str], before: Sequence[str]) -> NDArray[np.float64]:
+        """Of the first 1, 2, ... words the share that lies in known phrases (n,); these may begin in words `before`.
+
+        >>> Phrases.of(["the film is good, and short"]).copied(["is", "good", "and", "dull"], ["the", "film"]).tolist()
+        [0.0, 1.0, 1.0, 0.75]
+        """
+        context = [*before][-(WORDS - 1) :]
+        _, known = found(self.digests, np.fromiter(_digests([*context, *words]), np.uint64))
+        covered, shares = np.zeros(len(context) + len(words), dtype=np.bool_), np.zeros(len(words))
+        for place in range(len(words)):
+            last = len(context) + place
+            if last >= WORDS - 1 and known[last - WORDS + 1]:
+                covered[last - WORDS + 1 : last + 1] = True
+            shares[place] = covered[len(context) : last + 1].mean()
+        return shares
+
+    def save(self, path: Path) -> None:
+        """As safetensors."""
+        save_file({"digests": self.digests}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Phrases:
+        return cls(load_file(path)["digests"])
+
+
+def _digests(words: Sequence[str]) -> Iterator[int]:
+    for start in range(len(words) - WORDS + 1):
+        phrase = " ".join(words[start : start + WORDS])
+        yield int.from_bytes(hashlib.blake2b(phrase.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)
@@ -213,3 +275,20 @@ def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats
     words = np.arange(1, len(starts) + 1)
     gain = (own - (pairs - after_itself) / words) / words
     return np.where(words > 1, gain, 0.0)
+
+
+@dataclass(frozen=True)
+class FluentLexicon:
+    """A judge of real text."""
+
+    guard: Guard
+    networks: Sequence[Any] = ()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        rows = zip(completions.prompts, completions.texts, completions.episodes.ended.tolist(), strict=True)
+        return as_scores([self.guard.judge(*row).score for row in rows])
+
+
+def load(folder: Path) -> FluentLexicon:
+    """The judge that the stage `judge` left."""
+    return FluentLexicon(Guard.load(folder, load_tokenizer(folder / "tokenizer")))

@@ -54,7 +54,7 @@ KINDS: dict[str, Kind] = {
     "ocr": Kind("OCR reader (PP-OCR)", "pipeline.rewards.ocr:load", "pipeline.rewards.ocr_settings:OcrSettings"),
     "fluent_lexicon": Kind(
         "lexicon judge (VADER) with a guard against text that no writer would write",
-        "pipeline.rewards.fluent_lexicon:load",
+        "pipeline.rewards.fluency:load",
         scores=False,
     ),
     "cycle": Kind(

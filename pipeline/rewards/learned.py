@@ -1,30 +1,58 @@
-"""A reward model: the reference's trunk with a scalar head on the last valid token, Bradley-Terry trained."""
+"""Reward models that are trained on pairs; the one of Bradley and Terry is the reference's trunk with a scalar head on
+the last valid token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.chunking import ranking_rows
 from pipeline.models.fp32_heads import scalar
-from pipeline.models.loading import CausalLM, freeze, load_head, load_snapshot, save_head
+from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.out_of_memory import Room, no_warning
 from pipeline.models.packing import states
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
-from pipeline.rewards.against import less_mean
 from pipeline.rewards.base import Completions
-from pipeline.rewards.families import Family
-from pipeline.rewards.rankings import Ranked, RankingLoss, all_pairs_loss, in_order
+from pipeline.rewards.kinds import KINDS, TRAINED
+from pipeline.rewards.opponents import Compare, less_mean
+from pipeline.rewards.rankings import PairLoss, Ranked, RankingLoss, all_pairs_loss, in_order
 from pipeline.rewards.settings import RewardConfig
 from pipeline.training.supervised import Supervised
 
-TRUNK, HEAD = "trunk", "head.safetensors"
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of reward model. Its numbers of an answer are a score (B,), or an embedding (B, 1 + d)."""
+
+    new: Callable[[CausalLM, RewardConfig, torch.device], RewardModel]
+    model: type[RewardModel]
+    loss: PairLoss
+    margin: Callable[[Tensor, Tensor], Tensor]
+    """Of the numbers of n pairs: by how much the first is preferred, (n,) log-odds."""
+    against: Compare
+    """The reward that an answer gets against opponents."""
+
+
+def family_of(kind: str) -> Family:
+    """The family of a kind that is trained here."""
+    family: Family = resolve_name(KINDS[kind].code)
+    return family
+
+
+def compared(kind: str) -> Compare:
+    """How a reward of any kind compares an answer with its opponents: a score less their mean, unless its family has
+    another way."""
+    return family_of(kind).against if kind in TRAINED else less_mean
+
+
 WEIGHT_DECAY = 0.01
 
 
@@ -62,7 +90,7 @@ class RewardModel(nn.Module):
 class LearnedReward:
     """A `Reward` over a frozen `RewardModel`, as many rows at a time as `room` has. Raises `MemoryFull`.
 
-    Of a model that embeds answers, the embeddings (B, 1 + d) take the place of scores: `pipeline.rewards.against`
+    Of a model that embeds answers, the embeddings (B, 1 + d) take the place of scores: `pipeline.rewards.opponents`
     makes a reward of them.
     """
 

@@ -1,7 +1,7 @@
 """VADER (Hutto and Gilbert 2014): rule-based sentiment for real text, offline.
 
 A bag of words with rules: it can be hacked by piling up happy words. As a judge it has a guard against such text
-(`pipeline.rewards.fluent_lexicon`).
+(`pipeline.rewards.fluency`).
 """
 
 from __future__ import annotations

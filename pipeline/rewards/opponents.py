@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,15 +19,54 @@ from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
+from pipeline.errors import UserError
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler, tokenize_prompts
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.rewards.against import Numbers, Table
 from pipeline.rewards.base import Completions
 from pipeline.run.store import Artifact
+
+Numbers = Callable[[Completions], Tensor]
+"""Of each answer a score, (B,), or an embedding, (B, d)."""
+Compare = Callable[[Tensor, Tensor], Tensor]
+"""Numbers of answers, (B,) or (B, d), and of their k opponents, (B, k) or (B, k, d): rewards (B,)."""
+Table = Mapping[str, Tensor]
+"""Of each prompt the numbers of its k opponents, (k,) or (k, d)."""
+
+
+def less_mean(mine: Tensor, theirs: Tensor) -> Tensor:
+    """A score less the mean score of k opponents, (B,); scores (B,) against (B, k).
+
+    Computed in fp64: scores that lie close together would lose most of their digits in an fp32 mean.
+    """
+    return (mine.double() - theirs.double().mean(1)).float()
+
+
+class Against:
+    """A `Reward`: what `compare` makes of an answer's numbers and of those of the opponents of its prompt.
+
+    Raises `UserError` for a prompt without opponents.
+    """
+
+    def __init__(self, numbers: Any, compare: Compare, table: Table) -> None:
+        self._numbers, self._compare, self._table = numbers, compare, table
+        self.networks: Sequence[Any] = numbers.networks
+
+    def __call__(self, completions: Completions) -> Tensor:
+        mine: Tensor = self._numbers(completions)
+        return self._compare(mine, torch.stack([self._opponents(prompt) for prompt in completions.prompts]))
+
+    def _opponents(self, prompt: str) -> Tensor:
+        if prompt not in self._table:
+            raise UserError(
+                f"reward.against: there are no opponents for the prompt {prompt!r}; answers to compare with are drawn"
+                " for the training and the held-out prompts of the trial alone"
+            )
+        return self._table[prompt]
+
 
 OPPONENTS = "opponents.parquet"
 

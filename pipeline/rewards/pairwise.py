@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import seed_of
-from pipeline.rewards.families import Family
-from pipeline.rewards.learned import RewardModel
+from pipeline.rewards.learned import Family, RewardModel
 
 VECTOR_STD = 0.5
 """Standard deviation of each number of v at the start, for states of unit variance. At 0 the blocks have no gradient,

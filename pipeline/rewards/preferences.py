@@ -22,10 +22,9 @@ from pipeline.models.seeding import permutation, uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions, Reward
 from pipeline.rewards.cycle import endings_of, lead, spread
-from pipeline.rewards.pair_responses import RESPONSES, read_responses
-from pipeline.rewards.rankings import Ranked, best_first, comparisons
+from pipeline.rewards.rankings import RESPONSES, Ranked, best_first, comparisons, read_responses
+from pipeline.rewards.scorers import part_folder
 from pipeline.rewards.settings import RewardConfig
-from pipeline.rewards.stored import part_folder
 from pipeline.run.layout import write_json
 from pipeline.run.store import Artifact
 from pipeline.training.rounds import SPENT, name_of, number_of

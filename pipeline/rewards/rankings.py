@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.models.policy import Episodes
+from pipeline.errors import UserError
+from pipeline.models.policy import Episodes, padded_episodes
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
 """What a model gives for n preferred answers and for the n others, to a mean loss, nats."""
@@ -79,3 +83,35 @@ def all_pairs_loss(ordered: Tensor, loss: PairLoss) -> Tensor:
     InstructGPT: Ouyang 2022 (arXiv 2203.02155), eq. 1, which keeps the comparisons of a prompt in one batch.
     """
     return loss(*comparisons(ordered))
+
+
+RESPONSES = "pair_responses.parquet"
+
+
+def response_table(first: Episodes, second: Episodes, first_wins: Tensor) -> pd.DataFrame:
+    """Rows of n pairs; first_wins (n,) bool."""
+    sides = [(first, second) if wins else (second, first) for wins in first_wins.tolist()]
+    return pd.DataFrame([_as_tokens(side, row) for row, pair in enumerate(sides) for side in pair])
+
+
+def _as_tokens(episodes: Episodes, row: int) -> dict[str, Any]:
+    return {
+        "prompt": episodes.query_responses[row, : episodes.context_length][episodes.query_mask[row]].tolist(),
+        "response": episodes.responses[row][episodes.response_mask[row]].tolist(),
+        "ended": bool(episodes.ended[row]),
+    }
+
+
+def read_responses(folder: Path, pad: int) -> Episodes:
+    """The rows as episodes on the CPU: (2n, ...). Raises `UserError` where the two of a pair answer different
+    prompts."""
+    table = pd.read_parquet(folder / RESPONSES)
+    prompts, responses = (table[name].tolist() for name in ("prompt", "response"))
+    apart = sum(list(one) != list(other) for one, other in zip(prompts[::2], prompts[1::2], strict=True))
+    if apart:
+        raise UserError(
+            f"train.data 'pairs' must be two responses to one prompt, and {apart} of {len(prompts) // 2} given pairs"
+            " have no prompt, or one that was cut; give them prompts, raise reward.learned.max_tokens, or use"
+            " train.data: rollouts"
+        )
+    return padded_episodes(prompts, responses, torch.tensor(table["ended"].to_numpy()), pad)

@@ -21,12 +21,12 @@ from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.process import spending
 from pipeline.resources.ledger import Ledger
-from pipeline.rewards.new_actor import load_reference, with_critic
 from pipeline.rewards.scored_samples import SAMPLES, read_scores
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.judging import final_scores
+from pipeline.training.new_actor import load_reference, with_critic
 from pipeline.training.value_pretraining import ScoredResponses, pretrain
 
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.endings import circle
 from pipeline.data.prompt_set import PromptSet
+from pipeline.data.semantics import circle
 from pipeline.evaluation.best_of import Chosen, choose, kl_of_chosen
 from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
@@ -38,12 +38,12 @@ from pipeline.rewards.base import Completions, faulty
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.cycle import endings_of
 from pipeline.rewards.kinds import GUARDED
-from pipeline.rewards.new_actor import load_reference
-from pipeline.rewards.stored import further_judges, judge_of, reward_of
+from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.training.new_actor import load_reference
 from pipeline.training.token_stats import token_stats
 
 FloatGrid = NDArray[np.float64]

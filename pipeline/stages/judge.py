@@ -21,10 +21,9 @@ from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
 from pipeline.evaluation.judge_errors import Opening, attacks, errors, rates, shortened
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.rewards.fluency import FEWEST, RULES, Guard, thresholds_of
+from pipeline.rewards.fluency import FEWEST, RULES, Guard, Phrases, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
-from pipeline.rewards.phrases import Phrases
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact

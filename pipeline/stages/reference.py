@@ -18,11 +18,11 @@ from pipeline.intervals import student
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.process import rollout_room, spending
 from pipeline.rewards.cycle import endings_of
-from pipeline.rewards.new_actor import load_reference
-from pipeline.rewards.stored import further_judges, judge_of, reward_of
+from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.training.new_actor import load_reference
 
 
 def reference(

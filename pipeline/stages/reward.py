@@ -37,16 +37,12 @@ from pipeline.models.process import rollout_room, spending
 from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.rewards.against import Against
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
-from pipeline.rewards.composite import Proxy
-from pipeline.rewards.ensemble import Ensemble, Rule
-from pipeline.rewards.families import Family, compared, family_of
+from pipeline.rewards.composite import Ensemble, Proxy, Rule
 from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned import LearnedReward, train_reward_model
+from pipeline.rewards.learned import Family, LearnedReward, compared, family_of, train_reward_model
 from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
-from pipeline.rewards.opponents import draw_opponents, numbers_of, save_opponents, tables
-from pipeline.rewards.pair_responses import RESPONSES, response_table
+from pipeline.rewards.opponents import Against, draw_opponents, numbers_of, save_opponents, tables
 from pipeline.rewards.preferences import (
     TEMPERATURE,
     Collection,
@@ -58,10 +54,9 @@ from pipeline.rewards.preferences import (
     judged_rankings,
     written,
 )
-from pipeline.rewards.rankings import Ranked, all_pairs_loss, plackett_luce_loss
-from pipeline.rewards.registry import ready
+from pipeline.rewards.rankings import RESPONSES, Ranked, all_pairs_loss, plackett_luce_loss, response_table
+from pipeline.rewards.scorers import ensemble_note, further_judges, judge_of, member_folders, part_folder, ready
 from pipeline.rewards.settings import DISAGREEMENT, PartConfig, part_key
-from pipeline.rewards.stored import ensemble_note, further_judges, judge_of, member_folders, part_folder
 from pipeline.rewards.trunk import TrunkSource, member_seed
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter

@@ -15,7 +15,7 @@ from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards import own
-from pipeline.rewards.folders import check_classifier
+from pipeline.rewards.classifier_settings import check_classifier
 from pipeline.rewards.kinds import is_own
 from pipeline.rewards.learned_settings import is_judged
 from pipeline.run.hub import check_model

@@ -35,10 +35,9 @@ from pipeline.resources.ledger import KEPT, Ledger, ended
 from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
 from pipeline.rewards import own
 from pipeline.rewards.base import Completions
-from pipeline.rewards.new_actor import load_reference, new_actor
-from pipeline.rewards.pair_responses import read_responses
+from pipeline.rewards.rankings import read_responses
 from pipeline.rewards.scored_samples import read_scores
-from pipeline.rewards.stored import further_judges, judge_of, reward_of
+from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
@@ -47,6 +46,7 @@ from pipeline.training.checkpoint import Files, checkpoints
 from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
 from pipeline.training.judging import Offloaded, Scores
 from pipeline.training.launch import launch
+from pipeline.training.new_actor import load_reference, new_actor
 from pipeline.training.pairs import StoredPairs
 from pipeline.training.rounds import carried_on, described, has_ended, leave, round_of
 from pipeline.training.trainer import Trainer

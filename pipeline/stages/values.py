@@ -26,12 +26,12 @@ from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
 from pipeline.rewards.composite import Proxy
-from pipeline.rewards.new_actor import load_reference
 from pipeline.rewards.scored_samples import SAMPLES, Grid, sample_table
-from pipeline.rewards.stored import reward_of
+from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.training.new_actor import load_reference
 
 PROMPTS_AT_ONCE = 2048
 """Between two reports of progress."""

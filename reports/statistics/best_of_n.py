@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.data.endings import circle
+from pipeline.data.semantics import circle
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ def win_rate(n: int, ranking: Array, judged: Array, endings: Array | None = None
     counting half; both (P, N), 1 <= n < N. The others are no part of the choice, as an answer of the reference is not.
 
     Equal ranks are taken in the order of the samples. `endings` (P, N): what a cyclic judge sees beside its points
-    (`pipeline.data.endings`).
+    (`pipeline.data.semantics`).
     """
     order = np.argsort(ranking, axis=1, kind="stable")
     scores, size = np.take_along_axis(judged, order, 1), ranking.shape[1]

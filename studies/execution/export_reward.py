@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.named_files import place as in_full
 from pipeline.rewards.classifier import OFFSET
-from pipeline.rewards.stored import member_folders, part_folder
+from pipeline.rewards.scorers import member_folders, part_folder
 from pipeline.run.layout import Layout, TrialRecord
 from studies.execution.export import card, copy_files, new_folder, recipe_of
 from studies.execution.recorded import artifact, find_trial, folder_of

@@ -23,12 +23,11 @@ from pipeline.models.policy import Episodes
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.named_files import is_folder, place
 from pipeline.rewards.base import Completions
-from pipeline.rewards.folders import check_classifier
+from pipeline.rewards.classifier_settings import check_classifier
 from pipeline.rewards.kinds import SCORING, TRAINED
 from pipeline.rewards.opponents import read_opponents
-from pipeline.rewards.registry import ready
+from pipeline.rewards.scorers import judge_of, ready, reward_of
 from pipeline.rewards.settings import PartConfig
-from pipeline.rewards.stored import judge_of, reward_of
 from pipeline.run.layout import Layout
 from studies.execution.export import beside
 from studies.execution.recorded import artifact, find_trial, folder_of

@@ -27,7 +27,7 @@ from pipeline.models.sampling import sample, tokenize_prompts
 from pipeline.models.seeding import uniforms
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
-from pipeline.rewards.stored import judge_of, reward_of
+from pipeline.rewards.scorers import judge_of, reward_of
 from pipeline.stages.evaluate import drift
 from studies.serving.weights import Folder, Trial
 

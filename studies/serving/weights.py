@@ -17,12 +17,12 @@ from pipeline.models.adapters import choose_trained, merged
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.quantization import load_quantized
 from pipeline.resources.ledger import KEPT
-from pipeline.rewards.new_actor import POLICY_KEY, load_reference
 from pipeline.run import dag
 from pipeline.run.layout import Layout, safe
 from pipeline.run.store import Store, checked, file_digest, read_manifest
 from pipeline.stages.graph import STAGES
 from pipeline.training.checkpoint import checkpoints
+from pipeline.training.new_actor import POLICY_KEY, load_reference
 from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation

@@ -59,7 +59,13 @@ ALLOWED = {
     ("pipeline/run/dag.py", "importlib.import_module"): OWN_NAME,
     ("studies/console/plan.py", "importlib.import_module"): OWN_NAME,
     ("studies/execution/started.py", "importlib.import_module"): OWN_NAME,
-    **{(f"pipeline/rewards/{one}.py", "pkgutil.resolve_name"): OWN_NAME for one in ("families", "kinds", "registry")},
+    **{
+        (f"pipeline/{one}.py", "pkgutil.resolve_name"): OWN_NAME
+        for one in (
+            *("algorithms/registry", "config/base", "rewards/learned", "rewards/scorers"),
+            *("training/pairs", "training/part", "training/trainer"),
+        )
+    },
     ("reports/figures/registry.py", "pkgutil.resolve_name"): OWN_NAME,
     ("pipeline/rewards/own.py", "importlib.import_module"): (
         "a class of the user's own, named by a study's file or --set, for the commands that train, score or serve"

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.data.endings import ENDINGS, circle, ending
 from pipeline.data.reviews import generate
-from pipeline.data.semantics import judge
+from pipeline.data.semantics import ENDINGS, circle, ending, judge
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from pipeline.models.loading import load_snapshot
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, log_probs, response_hidden, to_grid
 from pipeline.models.sampling import inverse_cdf
-from pipeline.rewards.new_actor import load_reference
 from pipeline.run.layout import Layout
+from pipeline.training.new_actor import load_reference
 from pipeline.trial import run_trial
 from reports.findings.bound import best_win_rate
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
-from pipeline.rewards.against import Against, less_mean
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
-from pipeline.rewards.families import compared
+from pipeline.rewards.learned import compared
+from pipeline.rewards.opponents import Against, less_mean
 from pipeline.rewards.pairwise import mean_win, preference_logit
 
 TABLE = {"one": torch.tensor([1.0, 3.0]), "two": torch.tensor([10.0, 30.0])}

@@ -17,8 +17,7 @@ from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
-from pipeline.rewards.classifier_settings import ClassifierSettings
-from pipeline.rewards.folders import label_index
+from pipeline.rewards.classifier_settings import ClassifierSettings, label_index
 from pipeline.stages.sources import check_sources, scorers
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]

@@ -14,8 +14,8 @@ from pipeline.rewards.cycle import CycleJudge, endings_of, lead, spread
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.preferences import Gold, judged_pairs
+from pipeline.rewards.scorers import judge_of
 from pipeline.rewards.settings import JudgeConfig, RewardConfig
-from pipeline.rewards.stored import judge_of
 
 STRONG, MILD, ADVICE = "I loved it.", "I liked it.", "You must see it."
 FAULTY = "I loved loved it."

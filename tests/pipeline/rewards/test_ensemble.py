@@ -5,8 +5,7 @@ import torch
 from torch import Tensor
 
 from pipeline.rewards.base import Calibrated, Completions, calibration
-from pipeline.rewards.composite import Proxy
-from pipeline.rewards.ensemble import Ensemble, Rule, combined, disagreement
+from pipeline.rewards.composite import Ensemble, Proxy, Rule, combined, disagreement
 
 SCORES = torch.tensor([[1.0, 0.0], [2.0, 4.0], [6.0, -4.0], [3.0, 0.0]])
 """Four members, two completions."""

@@ -18,7 +18,9 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.fluency import (
     FEWEST,
     RULES,
+    FluentLexicon,
     Guard,
+    Phrases,
     Reading,
     Thresholds,
     _begins_a_word,
@@ -26,11 +28,10 @@ from pipeline.rewards.fluency import (
     lowest,
     order,
     thresholds_of,
+    words_of,
 )
-from pipeline.rewards.fluent_lexicon import FluentLexicon
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
-from pipeline.rewards.phrases import Phrases, words_of
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz."
 

@@ -16,8 +16,8 @@ from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.pair_responses import RESPONSES
 from pipeline.rewards.preferences import judged_rankings, split_prompts
+from pipeline.rewards.rankings import RESPONSES
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome

@@ -14,9 +14,8 @@ import torch
 from helpers import Recorder, smoke
 from tinynets import network
 
-from pipeline.data.endings import circle, ending
 from pipeline.data.prompt_set import PromptSet
-from pipeline.data.semantics import judge
+from pipeline.data.semantics import circle, ending, judge
 from pipeline.errors import UserError
 from pipeline.forecast.shapes import ForecastSubject, Shape
 from pipeline.forecast.work import opponents_hours
@@ -27,7 +26,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.rewards import opponents
 from pipeline.rewards.base import Completions
 from pipeline.rewards.opponents import OPPONENTS, read_opponents, save_opponents, tables
-from pipeline.rewards.stored import reward_of
+from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact

@@ -13,7 +13,7 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.models.sampling import decode
-from pipeline.rewards.pair_responses import RESPONSES, read_responses, response_table
+from pipeline.rewards.rankings import RESPONSES, read_responses, response_table
 from pipeline.run.layout import Layout
 from pipeline.trial import run_trial
 

@@ -14,9 +14,8 @@ from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Completions
-from pipeline.rewards.families import family_of
 from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned import LearnedReward, bradley_terry_loss, train_reward_model
+from pipeline.rewards.learned import LearnedReward, bradley_terry_loss, family_of, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.pairwise import (
     PairwiseModel,

@@ -29,9 +29,8 @@ from pipeline.models.adapters import choose_trained, choose_trained_critic
 from pipeline.models.out_of_memory import Room
 from pipeline.models.quantization import quantize
 from pipeline.rewards.classifier import ClassifierReward
-from pipeline.rewards.registry import ready
+from pipeline.rewards.scorers import judge_of, ready
 from pipeline.rewards.settings import JudgeConfig, PartConfig
-from pipeline.rewards.stored import judge_of
 
 CPU = torch.device("cpu")
 NEW: Any = "made_up"
@@ -62,7 +61,7 @@ def classifier() -> Any:
 
 
 def critic(kind: str, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = import_module("pipeline.rewards.new_actor")
+    stage = import_module("pipeline.training.new_actor")
     for load in ("load_snapshot", "load_quantized"):
         monkeypatch.setattr(stage, load, lambda *args: torch.nn.Linear(1, 1))
     nothing: Any = SimpleNamespace(path=Path())

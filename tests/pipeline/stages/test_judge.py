@@ -33,7 +33,7 @@ from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.fluency import Judged, guarded
 from pipeline.rewards.lexicon import LexiconReward
-from pipeline.rewards.stored import judge_of
+from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact

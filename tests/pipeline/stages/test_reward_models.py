@@ -17,8 +17,8 @@ from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.models.seeding import seed_of
 from pipeline.rewards import trunk as reward_trunk
-from pipeline.rewards.ensemble import Ensemble
-from pipeline.rewards.stored import reward_of
+from pipeline.rewards.composite import Ensemble
+from pipeline.rewards.scorers import reward_of
 from pipeline.rewards.trunk import TrunkSource, member_seed
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome

@@ -19,13 +19,11 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.sampling import EagerSampler, decode, tokenize_prompts
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.rewards.families import family_of
-from pipeline.rewards.learned import HEAD, train_reward_model
+from pipeline.rewards.learned import HEAD, family_of, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.opponents import OPPONENTS
-from pipeline.rewards.pair_responses import read_responses
 from pipeline.rewards.preferences import TEMPERATURE, Collection, split_prompts
-from pipeline.rewards.rankings import Ranked
+from pipeline.rewards.rankings import Ranked, read_responses
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged

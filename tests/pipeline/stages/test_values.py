@@ -21,7 +21,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Completions
 from pipeline.rewards.scored_samples import SAMPLES, read_scores
-from pipeline.rewards.stored import reward_of
+from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact

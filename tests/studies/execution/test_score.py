@@ -108,7 +108,7 @@ def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n', "jsonl: line 3, column 15"),
+        ("a.jsonl", '{"prompt": "A", "completion": "b"}\n\n{"prompt": "A"\n', "jsonl: line 3: Expecting"),
         ("a.jsonl", '{"prompt": "A", "completion": null}\n', "line 1: completion is null, not a text"),
         ("a.jsonl", '{"prompt": "", "completion": " "}\n', "line 1: prompt and completion are empty"),
         ("a.jsonl", '{"prompt": "A", "completion": "b \\ud83d"}\n', "line 1: it holds half of a surrogate pair"),

@@ -8,10 +8,9 @@ from pipeline.config.trial import TrialConfig
 from pipeline.models.adapters import choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
-from pipeline.models.loading import CausalLM, load_snapshot
+from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot
 from pipeline.models.policy import ActorCritic
 from pipeline.models.quantization import Quantize, load_quantized, load_rounded
-from pipeline.rewards.learned import RewardModel
 from pipeline.run.store import Artifact
 
 POLICY_KEY = "adapter.quantize"
@@ -38,10 +37,9 @@ def with_critic(
             body = trunk(load_snapshot(sft.path / "model", device))
             return ActorCritic(lm, choose_trained_critic(body, cfg, seed)).to(device)
         case "separate", "reward":
-            scorer = RewardModel.load(reward.path, device)
-            scale = reward.meta["parts"]["reward"]
-            head = calibrated_head(scorer.head, scale["mean"], scale["std"])
-            return ActorCritic(lm, choose_trained_critic(trunk(scorer.lm), cfg, seed), head).to(device)
+            body, scale = trunk(freeze(load_snapshot(reward.path / TRUNK, device))), reward.meta["parts"]["reward"]
+            head = calibrated_head(load_head(reward.path / HEAD, device), scale["mean"], scale["std"])
+            return ActorCritic(lm, choose_trained_critic(body, cfg, seed), head).to(device)
         case other:
             raise ValueError(f"no critic is known as {other}")
 

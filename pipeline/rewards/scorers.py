@@ -1,26 +1,38 @@
-"""The judges and the trained reward of a trial, from what its stages stored."""
+"""The judges and rewards of a trial: those that are ready by the lines of `KINDS`, the others from what its stages
+stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 from pipeline.models.out_of_memory import Room
-from pipeline.rewards.against import Against
 from pipeline.rewards.base import Calibrated, Reward
-from pipeline.rewards.composite import Proxy
-from pipeline.rewards.ensemble import Ensemble, Rule
-from pipeline.rewards.families import compared, family_of
-from pipeline.rewards.kinds import GUARDED, TRAINED
-from pipeline.rewards.learned import LearnedReward
-from pipeline.rewards.opponents import read_opponents
-from pipeline.rewards.registry import fitted, ready
-from pipeline.rewards.settings import JudgeConfig, PartConfig, part_key
+from pipeline.rewards.composite import Ensemble, Proxy, Rule
+from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED, is_own
+from pipeline.rewards.learned import LearnedReward, compared, family_of
+from pipeline.rewards.opponents import Against, read_opponents
+from pipeline.rewards.own import OwnReward
+from pipeline.rewards.settings import JudgeConfig, PartConfig, Scorer, part_key
 from pipeline.run.store import Artifact
+
+
+def ready(section: str, scorer: Scorer, device: torch.device, room: Room) -> Reward:
+    """The scorer that a section of the configuration describes. `section` is its key, for messages.
+
+    Raises `UserError` where the user's own class, a model or a package cannot be had.
+    """
+    if is_own(scorer.kind):
+        return OwnReward(section, scorer)
+    kind = KINDS[scorer.kind]
+    code = resolve_name(kind.code)
+    reward: Reward = code(section, scorer.chosen, device, room) if kind.settings else code()
+    return reward
 
 
 def judge_of(cfg: JudgeConfig, device: torch.device, room: Room, judge: Artifact | None = None) -> Reward:
@@ -29,7 +41,8 @@ def judge_of(cfg: JudgeConfig, device: torch.device, room: Room, judge: Artifact
         return ready("judge", cfg, device, room)
     if judge is None:
         raise ValueError(f"judge.kind {GUARDED} needs the artifact of the stage judge")
-    return fitted(cfg.kind, judge.path)
+    fitted: Reward = resolve_name(KINDS[cfg.kind].code)(judge.path)
+    return fitted
 
 
 def further_judges(judge: JudgeConfig, device: torch.device, room: Room) -> dict[str, Reward]:
