@@ -27,7 +27,6 @@ FIGURES = {
     "pareto": "reports.figures.tuning:pareto",
     "tradeoff": "reports.figures.tradeoff:tradeoff",
     "price": "reports.figures.price:price",
-    "cost": "reports.figures.cost:cost",
 }
 """Where each figure is made, in the order of the page, by the names in `studies.definition.schema.FIGURES`.
 

@@ -9,7 +9,7 @@ from reports.findings import matched_kl, trajectories
 from reports.findings.crossings import Crossed, crossed
 from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
-from reports.findings.pairs import PER_PROMPT, Shared, maximized, parts, possible, shared, smallest_of
+from reports.findings.pairs import Shared, maximized, parts, possible, shared, smallest_of
 from reports.findings.pairs import once as once
 from reports.findings.peaks import ArmPeak, gold_peaks
 from reports.findings.proxy import excess
@@ -42,8 +42,6 @@ ENDS = (
     "objective/entropy", "policy/entropy",
 )  # fmt: skip
 """Reported and compared of trials that were never evaluated here: where their training ended."""
-ROBUST = ("eval/gold", "eval/proxy", "eval/kl_per_sequence")
-"""Metrics whose interquartile mean stands beside the mean; of a rate it says nothing."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,8 @@ class ArmResult:
     """Metric -> seed -> value of that trial."""
     divergence: Estimate | None
     """Share of ended trials that diverged."""
-    divergence_difference: Estimate | None
-    """The same, minus the baseline's; None of the baseline itself."""
     planned: int
     """Seeds that the design gives."""
-    iqm: dict[str, Estimate]
-    """Interquartile means of `ROBUST`."""
     excess: Estimate | None
     """Win rate by the proxy minus that by the judge, paired (`reports.findings.proxy`)."""
 
@@ -87,16 +81,6 @@ class Effect:
     outcome: Outcome
     smallest: float | None
     """The smallest difference that matters; None where nobody stated one and it cannot be derived."""
-
-
-@dataclass(frozen=True)
-class Improvement:
-    """How often an arm beats the baseline on the same seed and prompt, ties counting half."""
-
-    arm: str
-    metric: str
-    """What is compared: the objective where it is a number per prompt, else the gold score."""
-    estimate: Estimate
 
 
 @dataclass(frozen=True)
@@ -141,7 +125,6 @@ class Findings:
     arms: tuple[ArmResult, ...]
     effects: tuple[Effect, ...]
     claims: tuple[Claim, ...]
-    improvements: tuple[Improvement, ...]
     power: tuple[Power, ...]
     best: dict[str, str]
     """Metric -> the arm that is better than every other one, where one is (`_best`)."""
@@ -177,7 +160,6 @@ def analyse(records: StudyRecords) -> Findings:
         arms=arms,
         effects=tuple(effect for metric in compared for effect in _effects(records, metric)),
         claims=_claims(records),
-        improvements=_improvements(records),
         power=_power(records),
         best={
             metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None
@@ -200,8 +182,6 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
     per_seed = {metric: records.recorded(arm, metric) for metric in reported}
     counts = records.counts(arm)
     fell, ended = _diverged(records, arm)
-    base_fell, base_ended = _diverged(records, records.study.baseline)
-    comparable = ended and base_ended and arm != records.study.baseline
     return ArmResult(
         arm=arm,
         counts=counts,
@@ -211,9 +191,7 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
         },
         per_seed={metric: values for metric, values in per_seed.items() if values},
         divergence=two_level.wilson(fell, ended) if ended else None,
-        divergence_difference=two_level.rate_difference(fell, ended, base_fell, base_ended) if comparable else None,
         planned=len(records.seeds),
-        iqm={metric: estimate for metric in ROBUST if (estimate := _iqm(records, arm, metric)) is not None},
         excess=excess(records, arm),
     )
 
@@ -223,13 +201,6 @@ def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
     divergence."""
     counts = records.counts(arm)
     return counts.get("diverged", 0), sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
-
-
-def _iqm(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
-    found = shared(records, metric, [arm])
-    if found is None or found.once:
-        return None
-    return two_level.iqm(found.tables[0][0]).clipped(METRICS[metric].low, METRICS[metric].high)
 
 
 def _estimate(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
@@ -275,21 +246,6 @@ def _effects(records: StudyRecords, metric: str) -> list[Effect]:
         )
         for (arm, pair), estimate, size, one in zip(pairs, estimates, smallest, tested, strict=True)
     ]
-
-
-def _improvements(records: StudyRecords) -> tuple[Improvement, ...]:
-    """Completions of the arm against the baseline's, prompt by prompt."""
-    if records.prompts.empty:
-        return ()
-    objective = records.study.objective.metric
-    whole = objective in PER_PROMPT and PER_PROMPT[objective][1] is None and objective not in RATES
-    metric = objective if whole else "eval/gold"
-    maximize = maximized(records, metric)
-    return tuple(
-        Improvement(arm, metric, two_level.improvement(pair.tables[0][0], pair.tables[1][0], maximize))
-        for arm, pair in _pairs(records, metric)
-        if pair and not pair.once
-    )
 
 
 def _power(records: StudyRecords) -> tuple[Power, ...]:

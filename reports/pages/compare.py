@@ -16,9 +16,8 @@ from reports.findings.findings import ArmResult, Findings
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import Estimate
-from reports.tables.cells import DASH, columns, sample, shown, size
 from reports.tables.results import effect_word
-from reports.tables.table import Head, Table, TableCell, plain, write
+from reports.tables.table import DASH, Head, Table, TableCell, columns, plain, sample, shown, size, write
 from reports.text.answer import answer
 from reports.text.say import say
 from reports.text.words import name, number

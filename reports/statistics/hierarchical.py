@@ -114,12 +114,9 @@ def moments(table: Array) -> Moments:
     return Moments(seeds, mean, between, rest / prompts, widened * shared / prompts, np.sqrt(inside))
 
 
-def posterior(given: Moments, half_cauchy: bool = False) -> Posterior:
-    """Return the posterior of the mean. All tables must vary: `spread` or `between` above 0.
-
-    `half_cauchy` takes the prior of one seed for several; the simulation compares the two.
-    """
-    alone = given.seeds == 1 or half_cauchy
+def posterior(given: Moments) -> Posterior:
+    """Return the posterior of the mean. All tables must vary: `spread` or `between` above 0."""
+    alone = given.seeds == 1
     unit = (LONE if alone else SCALE) * np.asarray(given.spread)[..., None]
     between, within = np.asarray(given.between)[..., None], np.asarray(given.within)[..., None]
     tau = (unit + np.sqrt(between)) * _GRID

@@ -108,28 +108,16 @@ def contrast(arm: Array, base: Array) -> Moments:
     return replace(moments(arm - base), spread=np.hypot(moments(arm).spread, moments(base).spread))
 
 
-def improvement(arm: Array, base: Array, maximize: bool = True, level: float = LEVEL) -> Estimate:
-    """Probability that the arm beats the baseline on the same seed and prompt, ties counting half, with the interval
-    of `rate`.
-
-    The paired form of the probability of improvement (Agarwal et al. 2021, who compare all pairs of runs): 0.5 means
-    that neither wins more often, and the size of a win has no influence. Shapes (S, P).
-    """
-    arm, _, base, _ = _paired(arm, base, None, None)
-    wins = np.where(arm == base, 0.5, ((arm > base) == maximize).astype(np.float64))
-    return rate(wins, level)
-
-
-def rate(table: Array, level: float = LEVEL) -> Estimate:
+def rate(table: Array) -> Estimate:
     """`mean` of values in [0, 1], with its interval made on the scale of logits, so that it stays within [0, 1].
 
     A half-width h at the rate m becomes h / (m (1 - m)) logits (delta method). Where all values are 0, or all 1, the
     interval is Wilson's with n = prompts, since completions of one prompt are not independent; it has no p-value.
     """
-    estimate = mean(table, level=level)
+    estimate = mean(table)
     value, low = estimate.value, estimate.low
     if value in (0.0, 1.0):
-        bounds = wilson(value * estimate.prompts, estimate.prompts, level)
+        bounds = wilson(value * estimate.prompts, estimate.prompts)
         return replace(estimate, low=bounds.low, high=bounds.high, method="wilson", se=None, df=None, posterior=None)
     if low is None:
         return estimate
@@ -144,21 +132,6 @@ def logit_bounds(value: Array, half: Array) -> tuple[Array, Array]:
 
     centre, reach = logit(value), half / (value * (1 - value))
     return np.asarray(expit(centre - reach)), np.asarray(expit(centre + reach))
-
-
-def iqm(table: Array, level: float = LEVEL) -> Estimate:
-    """Interquartile mean over all cells: a quarter trimmed from either end, robust to outliers (Agarwal et al. 2021).
-
-    The point equals ``scipy.stats.trim_mean(table, 0.25, axis=None)``. Interval: that of `mean`, applied to the
-    influence function of the trimmed mean (Huber 1981, 3.3). Shape (S, P).
-    """
-    table, _ = _checked(table, None)
-    ranked = np.sort(table, axis=None)
-    cut = int(0.25 * ranked.size)
-    kept = ranked[cut : ranked.size - cut]
-    pull = np.clip(table, kept[0], kept[-1])
-    linearised = kept.mean() + (pull - pull.mean()) * ranked.size / kept.size
-    return mean(linearised, level=level)
 
 
 def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
@@ -217,27 +190,14 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def wilson(successes: float, n: int, level: float = LEVEL) -> Estimate:
+def wilson(successes: float, n: int) -> Estimate:
     """A rate with the score interval of Wilson (1927); never empty, not even at 0 or 1. `n` counts independent
     trials."""
     if n < 1 or not 0 <= successes <= n:
         raise ValueError(f"{successes} of {n} is no rate")
     rate = successes / n
-    low, high = intervals.wilson(rate, n, level)
+    low, high = intervals.wilson(rate, n, LEVEL)
     return Estimate(rate, low, high, n, 0, "wilson")
-
-
-def rate_difference(successes: float, n: int, base_successes: float, base_n: int, level: float = LEVEL) -> Estimate:
-    """Difference of two independent rates with the hybrid score interval (Newcombe 1998, Statistics in Medicine 17:873,
-    method 10).
-
-    Like `wilson` it has a width at 0 of n against 0 of n. `seeds` of the result is the smaller n.
-    """
-    first, second = wilson(successes, n, level).value, wilson(base_successes, base_n, level).value
-    (low, high), (base_low, base_high) = intervals.wilson(first, n, level), intervals.wilson(second, base_n, level)
-    value = first - second
-    low, high = value - math.hypot(first - low, base_high - second), value + math.hypot(high - first, second - base_low)
-    return Estimate(value, low, high, min(n, base_n), 0, "wilson")
 
 
 def verdict(

@@ -10,8 +10,19 @@ from reports.findings.findings import Claim, Findings
 from reports.findings.hypotheses import Judgement
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import ALPHA
-from reports.tables.cells import DASH, TONES, columns, sample, shown_difference, size
-from reports.tables.table import Head, Table, TableCell, declared, words
+from reports.tables.table import (
+    DASH,
+    TONES,
+    Head,
+    Table,
+    TableCell,
+    columns,
+    declared,
+    sample,
+    shown_difference,
+    size,
+    words,
+)
 from reports.text.words import p_value
 from studies.definition.hypotheses import expression
 

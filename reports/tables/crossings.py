@@ -11,8 +11,7 @@ from reports.findings.crossings import Contrast, Crossed
 from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import ALPHA
-from reports.tables.cells import columns, sample, shown_difference, size
-from reports.tables.table import Head, Table, declared, words
+from reports.tables.table import Head, Table, columns, declared, sample, shown_difference, size, words
 from reports.text.words import at, name, p_value, setting
 from studies.definition.hypotheses import expression
 

@@ -10,8 +10,19 @@ from reports.findings.matched_kl import MatchedKL
 from reports.findings.trajectories import ArmAlarm
 from reports.records.load import StudyRecords
 from reports.statistics.alarm import Alarm
-from reports.tables.cells import DASH, columns, sample, shown, shown_difference, size
-from reports.tables.table import Head, Table, TableCell, declared, words
+from reports.tables.table import (
+    DASH,
+    Head,
+    Table,
+    TableCell,
+    columns,
+    declared,
+    sample,
+    shown,
+    shown_difference,
+    size,
+    words,
+)
 from reports.text.drift import left_out, not_compared
 from reports.text.words import listed, name, number, p_value
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from reports.findings.peaks import ArmPeak
 from reports.statistics.peak import BLOCKS
-from reports.tables.cells import columns, sample, shown, shown_difference, size
-from reports.tables.table import Head, Table, declared, words
+from reports.tables.table import Head, Table, columns, declared, sample, shown, shown_difference, size, words
 
 
 def peaks_table(peaks: Sequence[ArmPeak]) -> Table:

@@ -6,14 +6,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pipeline.run.metrics import METRICS
-from reports.findings.findings import ENDS, ROBUST, ArmResult, Effect, Findings, Power, once
+from reports.findings.findings import ENDS, ArmResult, Effect, Findings, once
 from reports.findings.pairs import parts
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import ALPHA
-from reports.tables.cells import DASH, TONES, columns, sample, shown, shown_difference, size
 from reports.tables.claims import claims_table
 from reports.tables.coverage import coverage_table
 from reports.tables.crossings import crossings_table
@@ -23,7 +21,20 @@ from reports.tables.peaks import peaks_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import tuning_table
 from reports.tables.symptoms import health_table
-from reports.tables.table import Head, Table, TableCell, declared, words
+from reports.tables.table import (
+    DASH,
+    TONES,
+    Head,
+    Table,
+    TableCell,
+    columns,
+    declared,
+    sample,
+    shown,
+    shown_difference,
+    size,
+    words,
+)
 from reports.text.words import counted, listed, name, number, p_value, setting
 
 STATUS_WORDS = {
@@ -64,10 +75,9 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         arm_table(records, findings),
         parts_table(records, findings) if parts(records) else None,
         text_table(records, findings) if records.reported(_TEXT, ()) else None,
-        robust_table(findings) if records.reported(ROBUST, ()) else None,
         crossings_table(records, findings) if findings.crossings else None,
         effects_table(records, findings),
-        sensitivity_table(records, findings),
+        power_table(records, findings),
         matched_table(records, findings),
         alarm_table(findings),
         peaks_table(findings.peaks) if findings.peaks else None,
@@ -89,18 +99,18 @@ def arm_table(records: StudyRecords, findings: Findings) -> Table:
     own = list(dict.fromkeys((records.study.objective.metric, *records.reported(_QUALITY, ENDS))))
     ends = [key for key in own if key in ENDS] if records.study.imported is not None else []
     title = "Quality and drift" if records.reported(_QUALITY, ()) else "Where training ended"
-    table = _estimates("arms", title, records, findings, own)
-    note = table.note + _WON * any(decided_won(result) is not None for result in findings.arms)
+    note = ""
     if ends:
         of = "Of" if len(ends) == len(own) else f"{listed([name(key) for key in ends])}: of"
-        note = f"{of} each trial the mean of the last tenth of its records. {note}"
-    return replace(table, note=note)
+        note = f"{of} each trial the mean of the last tenth of its records. "
+    table = _estimates("arms", title, note, records, findings, own)
+    return replace(table, note=table.note + _WON * any(decided_won(result) is not None for result in findings.arms))
 
 
 def text_table(records: StudyRecords, findings: Findings) -> Table:
     """Show the form of the completions."""
     keys = [key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric]
-    return _estimates("completions", "Completions", records, findings, keys)
+    return _estimates("completions", "Completions", "", records, findings, keys)
 
 
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
@@ -108,40 +118,10 @@ def parts_table(records: StudyRecords, findings: Findings) -> Table:
     keys = list(parts(records))
     rewards, further = (any(key.startswith(head) for key in keys) for head in ("eval/reward/", "eval/gold/"))
     title = ", ".join(["Parts of the proxy"] * rewards + ["Further judges"] * further)
-    table = _estimates("parts", title, records, findings, keys)
     note = "Each part as it was calibrated on reference samples, before its weight. " * rewards
     if "eval/reward/disagreement" in keys:
         note += "Disagreement: standard deviation over the models of an ensemble. "
-    return replace(table, note=note + table.note)
-
-
-def robust_table(findings: Findings) -> Table:
-    """Show interquartile means beside the means."""
-    first = {result.arm: next(iter(result.iqm.values()), None) for result in findings.arms}
-    data = []
-    for result in findings.arms:
-        record = {"arm": result.arm, **sample(first[result.arm])}
-        for key in ROBUST:
-            record |= columns(key, result.estimates.get(key)) | columns(f"{key}_iqm", result.iqm.get(key))
-        data.append(record)
-    note = (
-        "Interquartile mean: over all completions of all seeds without the lowest and the highest quarter; where it"
-        " differs from the mean, a few completions dominate the mean. Intervals: 95 %, over seeds"
-        " and prompts."
-    )
-    pairs = [
-        pair
-        for key in ROBUST
-        for pair in (
-            (
-                Head(f"{name(key)}, mean", METRICS[key].unit),
-                lambda one, key=key: shown(one.estimates.get(key), key),
-            ),
-            (Head("interquartile mean", METRICS[key].unit), lambda one, key=key: shown(one.iqm.get(key), key)),
-        )
-    ]
-    shape = ((words("arm"), lambda one: one.arm), (_N, lambda one: size(first[one.arm])), *pairs)
-    return declared("robust", "Means and interquartile means", note, findings.arms, shape, data)
+    return _estimates("parts", title, note, records, findings, keys)
 
 
 def effects_table(records: StudyRecords, findings: Findings) -> Table:
@@ -187,53 +167,25 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
     return declared("effects", "Effect against the baseline", note, findings.effects, shape, data)
 
 
-def sensitivity_table(records: StudyRecords, findings: Findings) -> Table:
-    """Show how often an arm beats the baseline, and what difference the design would have found."""
+def power_table(records: StudyRecords, findings: Findings) -> Table:
+    """Show what difference on the objective the design would have found in each arm."""
     metric = records.study.objective.metric
     unit = METRICS[metric].unit
-    better = {one.arm: one for one in findings.improvements}
-    power = {one.arm: one for one in findings.power}
-    arms = list(dict.fromkeys((*better, *power)))
-    estimates = {arm: better[arm].estimate if arm in better else None for arm in arms}
-    data = [
-        {"arm": arm, "improvement_metric": better[arm].metric if arm in better else None}
-        | {**columns("improvement", estimates[arm]), **sample(estimates[arm]), "metric": metric, "unit": unit}
-        | {key: getattr(power.get(arm), key, None) for key in ("detectable", "target", "seeds_needed", "more_prompts")}
-        for arm in arms
-    ]
-    compared = f" on {listed(sorted({name(one.metric) for one in findings.improvements}))}" if better else ""
     note = (
-        f"Beats the baseline: share of the same seeds and prompts on which the arm is ahead{compared}, ties counting"
-        " half. Detectable difference: the smallest true difference of the objective that is found with 80 % power at"
-        " Holm's strictest step, given how these seeds and prompts vary. Seeds needed: to detect the smallest"
-        " difference that matters on as many prompts, if new seeds vary as much as these; a rough guide with few seeds."
+        "Detectable difference: the smallest true difference of the objective that is found with 80 % power at Holm's"
+        " strictest step, given how these seeds and prompts vary. Seeds needed: to detect the smallest difference that"
+        " matters on as many prompts, if new seeds vary as much as these; a rough guide with few seeds."
     )
     shape = (
-        (words("arm"), lambda arm: arm),
-        (Head("beats the baseline", "probability"), lambda arm: shown(estimates[arm], "eval/win_rate")),
-        (_N, lambda arm: size(estimates[arm])),
-        (
-            Head("detectable difference", unit),
-            lambda arm: number(power[arm].detectable, metric) if arm in power else DASH,
-        ),
-        (
-            Head("smallest that matters", unit),
-            lambda arm: number(power[arm].target, metric) if arm in power else DASH,
-        ),
-        (words("detectable"), lambda arm: _yes(power.get(arm))),
-        (Head("seeds needed"), lambda arm: _seeds(power.get(arm))),
+        (words("arm"), lambda one: one.arm),
+        (Head("detectable difference", unit), lambda one: number(one.detectable, metric)),
+        (Head("smallest that matters", unit), lambda one: number(one.target, metric)),
+        (words("detectable"), lambda one: DASH if one.suffices is None else "yes" if one.suffices else "no"),
+        (Head("seeds"), lambda one: str(one.seeds)),
+        (Head("seeds needed"), lambda one: "more prompts" if one.more_prompts else str(one.seeds_needed or "–")),
     )
-    return declared("sensitivity", "Probability of improvement, and power", note, arms, shape, data)
-
-
-def _yes(need: Power | None) -> TableCell | str:
-    return DASH if need is None or need.suffices is None else "yes" if need.suffices else "no"
-
-
-def _seeds(need: Power | None) -> TableCell:
-    if need is None or need.target is None:
-        return DASH
-    return TableCell("more prompts" if need.more_prompts else str(need.seeds_needed or "–"), f"there are {need.seeds}")
+    names = ["arm", "metric", "detectable", "target", "seeds", "seeds_needed", "more_prompts"]
+    return declared("power", "Power", note, findings.power, shape, map(vars, findings.power), names)
 
 
 def verdict_table(findings: Findings) -> Table:
@@ -263,33 +215,24 @@ def verdict_table(findings: Findings) -> Table:
 
 
 def status_table(records: StudyRecords, findings: Findings) -> Table:
-    """Show how many trials of each arm ended how; rates of divergence only where some trial diverged."""
+    """Show how many trials of each arm ended how; the rate of divergence only where some trial diverged."""
     present = list(records.counts())
     data = [
-        {"arm": one.arm, "planned": sum(one.counts.values())}
+        {"arm": one.arm, "planned": one.planned}
         | {status: one.counts.get(status, 0) for status in STATUS_WORDS}
         | {"ended": one.divergence.seeds if one.divergence else 0, **columns("divergence_rate", one.divergence)}
-        | columns("divergence_difference", one.divergence_difference)
         for one in findings.arms
     ]
     note = "; ".join(f"{status}: {STATUS_WORDS[status]}" for status in present) + "."
-    shape: list[Any] = [
+    shape = [
         (words("arm"), lambda one: one.arm),
-        (Head("planned", "trials"), lambda one: str(sum(one.counts.values()))),
+        (Head("planned", "trials"), lambda one: str(one.planned)),
         *[(Head(s, "trials"), lambda one, status=s: str(one.counts.get(status, 0))) for s in present],
     ]
     if "diverged" in present:
-        note += (
-            " Diverged: share of the trials that were complete, ended by a cap or diverged (Wilson), and its difference"
-            " to the baseline's (Newcombe)."
-        )
-        shape += [
-            (Head("diverged of ended", "95 % interval"), lambda one: shown(one.divergence, "eval/win_rate")),
-            (
-                Head("against the baseline", "95 % interval"),
-                lambda one: shown_difference(one.divergence_difference, "eval/win_rate"),
-            ),
-        ]
+        note += " Diverged of ended: share of the trials that were complete, ended by a cap or diverged (Wilson)."
+        head = Head("diverged of ended", "95 % interval")
+        shape.append((head, lambda one: shown(one.divergence, "eval/win_rate")))
     return declared("statuses", "How the trials ended", note, findings.arms, shape, data)
 
 
@@ -300,7 +243,9 @@ def effect_word(effect: Effect, objective: str) -> str:
     return "higher" if (effect.outcome == "better") == effect.maximize else "lower"
 
 
-def _estimates(table_name: str, title: str, records: StudyRecords, findings: Findings, keys: Sequence[str]) -> Table:
+def _estimates(
+    table_name: str, title: str, note: str, records: StudyRecords, findings: Findings, keys: Sequence[str]
+) -> Table:
     """Show some metrics of every arm; the best arm is bold where the intervals tell it from all others."""
     present = [key for key in keys if any(key in result.estimates for result in findings.arms)] or keys
     own = records.baseline_values
@@ -316,7 +261,7 @@ def _estimates(table_name: str, title: str, records: StudyRecords, findings: Fin
         | {"best_on": " ".join(key for key in present if findings.best.get(key) == one.arm)}
         for one in findings.arms
     ]
-    note = _method_note(findings, present)
+    note += _method_note(findings, present)
     if marked := [name(key) for key in present if key in findings.best]:
         note += (
             f" Bold ({listed(marked)}): better than every other evaluated arm; its paired differences to them all have"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.run.symptoms import in_percent
-from reports.tables.cells import DASH
-from reports.tables.table import Head, Table, TableCell, declared, words
+from reports.tables.table import DASH, Head, Table, TableCell, declared, words
 from reports.text.health import health_sentence
 from studies.claims.symptoms import ArmHealth
 

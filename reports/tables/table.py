@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pandas as pd
+
+from reports.statistics.two_level import Estimate
+from reports.text.words import interval, signed
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,10 @@ class Head:
     text: str
     unit: str = ""
     numeric: bool = True
+
+    @property
+    def title(self) -> str:
+        return f"{self.text} [{self.unit}]" if self.unit else self.text
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,11 @@ class TableCell:
     """`good`, `bad` or none: a hint that never carries meaning alone."""
     bold: bool = False
     """The best of its column, where the intervals say so."""
+
+    @property
+    def beside(self) -> str:
+        """The smaller line where there is no second line: an interval has its brackets already."""
+        return self.detail if not self.detail or self.detail.startswith("[") else f"({self.detail})"
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,10 @@ class Table:
 
 
 Row = TypeVar("Row")
+DASH = TableCell("–")
+TONES = {
+    "better": "good", "worse": "bad", "SUPPORTED": "good", "SURVIVED": "good", "REFUTED": "bad", "FALSIFIED": "bad",
+}  # fmt: skip
 
 
 def words(text: str, unit: str = "") -> Head:
@@ -66,14 +81,47 @@ def declared(
     `data`: the rows of the CSV; `names`: its columns, where it can have no row.
     """
     chosen = list(columns)
-    heads = tuple(head for head, _ in chosen)
-    cells = tuple(tuple(_cell(cell(row)) for _, cell in chosen) for row in rows)
+    texts = [[cell(row) for _, cell in chosen] for row in rows]
+    cells = tuple(tuple(one if isinstance(one, TableCell) else TableCell(one) for one in row) for row in texts)
     frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(list(data), columns=names)
-    return Table(name, title, note, heads, cells, frame)
+    return Table(name, title, note, tuple(head for head, _ in chosen), cells, frame)
 
 
-def _cell(content: TableCell | str) -> TableCell:
-    return content if isinstance(content, TableCell) else TableCell(content)
+def shown(estimate: Estimate | None, key: str = "", *, bold: bool = False) -> TableCell:
+    """Return value and interval, with equal decimals; a dash for none."""
+    return DASH if estimate is None else _parted(interval(estimate, key), bold)
+
+
+def shown_difference(estimate: Estimate | None, key: str = "") -> TableCell:
+    """Return signed value and interval; a dash for none."""
+    return DASH if estimate is None else _parted(signed(estimate, key), False)
+
+
+def _parted(text: str, bold: bool) -> TableCell:
+    value, _, bounds = text.partition(" ")
+    return TableCell(value, bounds, bold=bold)
+
+
+def size(estimate: Estimate | None) -> str:
+    """Return ``3 × 512`` seeds and prompts, or ``3 seeds`` of a number that exists once per trial."""
+    if estimate is None:
+        return "–"
+    if estimate.prompts:
+        return f"{estimate.seeds} × {estimate.prompts}"
+    return f"{estimate.seeds} seed{'s' if estimate.seeds != 1 else ''}"
+
+
+def columns(key: str, estimate: Estimate | None) -> dict[str, Any]:
+    """Return ``key``, ``key_low``, ``key_high`` for a CSV."""
+    numbers = (None, None, None) if estimate is None else (estimate.value, estimate.low, estimate.high)
+    return dict(zip((key, f"{key}_low", f"{key}_high"), numbers, strict=True))
+
+
+def sample(estimate: Estimate | None) -> dict[str, Any]:
+    """Return the size and the method of an estimate for a CSV."""
+    if estimate is None:
+        return {"seeds": 0, "prompts": 0, "method": None}
+    return {"seeds": estimate.seeds, "prompts": estimate.prompts, "method": estimate.method}
 
 
 def write(tables: list[Table], folder: Path) -> None:
@@ -86,82 +134,51 @@ def write(tables: list[Table], folder: Path) -> None:
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table; details stand behind the main text."""
-    heads = [_title(head) for head in table.heads]
-    lines = ["| " + " | ".join(map(_md, heads)) + " |"]
-    lines.append("| " + " | ".join("---:" if head.numeric else "---" for head in table.heads) + " |")
-    lines += ["| " + " | ".join(_md_cell(cell) for cell in row) + " |" for row in table.rows]
-    return "\n".join(lines) + "\n"
+    """Return a Markdown table; details stand behind the main text."""
+    rules = ["---:" if head.numeric else "---" for head in table.heads]
+    lines = [[_md(head.title) for head in table.heads], rules, *_escaped(table, _md, "**{}**")]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def plain(table: Table) -> str:
-    """Aligned columns for a terminal; details stand behind the main text."""
-    cells = [[f"{cell.text} {_beside(cell.detail)}".strip() for cell in row] for row in table.rows]
-    lines = [[_title(head) for head in table.heads], *cells]
+    """Return aligned columns for a terminal; details stand behind the main text."""
+    lines = [[head.title for head in table.heads]]
+    lines += [[f"{cell.text} {cell.beside}".strip() for cell in row] for row in table.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 def latex(table: Table) -> str:
-    """A booktabs table, to be included with ``\\input``."""
-    columns = "".join("r" if head.numeric else "l" for head in table.heads)
-    lines = [f"% {_tex(table.title)}. {_tex(table.note)}", rf"\begin{{tabular}}{{{columns}}}", r"\toprule"]
-    lines.append(" & ".join(_tex(_title(head)) for head in table.heads) + r" \\")
-    lines.append(r"\midrule")
-    lines += [_guarded(" & ".join(_tex_cell(cell) for cell in row)) + r" \\" for row in table.rows]
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+    """Return a booktabs table, to be included with ``\\input``."""
+    kinds = "".join("r" if head.numeric else "l" for head in table.heads)
+    rows = _escaped(table, _tex, r"\textbf{{{}}}")
+    for row in rows:  # after a line break LaTeX takes a bracket or a star for an option of the break
+        row[0] = "{}" * row[0].startswith(("[", "*")) + row[0]
+    frame = pd.DataFrame(rows, columns=[_tex(head.title) for head in table.heads])
+    return f"% {_tex(table.title)}. {_tex(table.note)}\n{frame.to_latex(index=False, column_format=kinds)}"
 
 
-def _title(head: Head) -> str:
-    return f"{head.text} [{head.unit}]" if head.unit else head.text
+def _escaped(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    def text(cell: TableCell) -> str:
+        main = escape(cell.text)
+        return f"{bold.format(main) if cell.bold else main} {escape(cell.beside)}".strip()
 
-
-def _md_cell(cell: TableCell) -> str:
-    text = f"**{_md(cell.text)}**" if cell.bold else _md(cell.text)
-    return f"{text} {_md(_beside(cell.detail))}".strip()
-
-
-def _tex_cell(cell: TableCell) -> str:
-    text = rf"\textbf{{{_tex(cell.text)}}}" if cell.bold else _tex(cell.text)
-    return f"{text} {_tex(_beside(cell.detail))}".strip()
-
-
-def _guarded(row: str) -> str:
-    """After a line break LaTeX takes a bracket or a star for an option of the break."""
-    return "{}" + row if row[:1] in ("[", "*") else row
-
-
-def _beside(detail: str) -> str:
-    """The smaller line where there is no second line: an interval has its brackets already."""
-    return detail if not detail or detail.startswith("[") else f"({detail})"
+    return [[text(cell) for cell in row] for row in table.rows]
 
 
 def _md(text: str) -> str:
-    return "".join(_MD.get(one, one) for one in text)
+    return text.translate(_MD)
 
 
 def _tex(text: str) -> str:
-    """Plain ASCII that LaTeX prints as given: commands for what it knows, accents taken off, else the code point."""
-    return "".join(_tex_character(character) for character in text).replace("--", "-{}-")
+    return text.translate(_TEX).replace("--", "-{}-")
 
 
-def _tex_character(character: str) -> str:
-    if character in _TEX:
-        return _TEX[character]
-    if character.isascii():
-        return character if character.isprintable() else " "
-    folded = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
-    return "".join(_TEX.get(one, one) for one in folded) or rf"\texttt{{U+{ord(character):04X}}}"
-
-
-_MD = {"\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;", **{one: f"\\{one}" for one in "\\|`*_[]"}}
-_TEX = {
-    "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "`": "{`}", "−": r"$-$", "×": r"$\times$", "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\ldots{}",
-    "√": r"$\surd$",
-    "≤": r"$\le$", "≥": r"$\ge$", "±": r"$\pm$",
-    "α": r"$\alpha$", "β": r"$\beta$", "ε": r"$\epsilon$", "λ": r"$\lambda$", "Δ": r"$\Delta$", "σ": r"$\sigma$",
-    "“": "``", "”": "''", "’": "'", "→": r"$\to$", "·": r"$\cdot$", "\u00a0": "~",
-}  # fmt: skip
+_MD = str.maketrans({"\n": " ", "<": "&lt;", ">": "&gt;", "&": "&amp;", **{one: f"\\{one}" for one in "\\|`*_[]"}})
+_TEX = str.maketrans({
+    "\n": " ", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "`": "{`}", "−": r"$-$", "×": r"$\times$",
+    "–": r"\textendash{}", "…": r"\ldots{}", "√": r"$\surd$", "≤": r"$\le$", "≥": r"$\ge$", "β": r"$\beta$",
+    "“": "``", "”": "''", "’": "'",
+})  # fmt: skip

@@ -44,7 +44,7 @@ IMPORTED: Kind = "imported"
 """The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
 Figure = Literal[
     "frontier", "overoptimisation", "win_rate", "effects", "matched_kl", "interactions", "kl", "entropy", "training",
-    "pareto", "tradeoff", "price", "cost",
+    "pareto", "tradeoff", "price",
 ]  # fmt: skip
 FIGURES = get_args(Figure)
 """What a study can list under `figures`; `reports.figures.registry` draws them."""

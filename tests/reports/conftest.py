@@ -26,28 +26,9 @@ from studies.definition.design import Cell, cells
 from studies.definition.schema import Study, load_study
 
 WORDS = [
-    "the",
-    "film",
-    "was",
-    "a",
-    "warm",
-    "and",
-    "quiet",
-    "surprise",
-    "but",
-    "its",
-    "middle",
-    "act",
-    "drags",
-    "never",
-    "dull",
-    "not",
-    "funny",
-    "the",
-    "cast",
-    "is",
-    "superb",
-]
+    "the", "film", "was", "a", "warm", "and", "quiet", "surprise", "but", "its", "middle", "act", "drags", "never",
+    "dull", "not", "funny", "the", "cast", "is", "superb",
+]  # fmt: skip
 ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0", "platform": "Linux x86_64", "git_commit": "0123abc"}
 COST = {"wall_s": 48.0, "generated_tokens": 262144.0, "peak_memory_gib": 0.61, "tflop": 3.2, "t4_s": 11.5}
 UNTRAINED_COST = {**dict.fromkeys(COST, 0.0), "peak_memory_gib": 0.4, "evaluate_generated_tokens": 38400.0}

@@ -11,14 +11,11 @@ import pytest
 from helpers import republish, write_record
 from scipy.stats import ttest_1samp
 
-from reports.figures.registry import figure
-from reports.figures.style import house_style
 from reports.findings.findings import Findings, analyse
 from reports.findings.pairs import SMALL_EFFECT, SMALLEST
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
 from reports.statistics.two_level import equivalence_p
-from reports.tables.results import all_tables
 from studies.claims.falsifiers import overall
 from studies.claims.verdicts import verdicts
 
@@ -44,6 +41,9 @@ def test_arm_means_equal_the_mean_of_the_recorded_summaries(demo: Built, finding
             assert estimate.low is not None
             assert estimate.high is not None
             assert estimate.low <= estimate.value <= estimate.high
+    rate = findings.arm("beta_0").divergence
+    assert rate is not None
+    assert (rate.value, rate.high) == (pytest.approx(1 / 3), pytest.approx(two_level.wilson(1, 3).high))
 
 
 def test_effect_is_the_paired_difference_over_common_seeds(demo: Built, findings: Findings) -> None:
@@ -56,13 +56,16 @@ def test_effect_is_the_paired_difference_over_common_seeds(demo: Built, findings
     assert (effect.estimate.seeds, effect.estimate.prompts) == (2, 200)
 
 
-def test_findings_are_those_that_were_built_in(findings: Findings) -> None:
+def test_findings_are_those_that_were_built_in(demo: Built, records: StudyRecords, findings: Findings) -> None:
     outcomes = {effect.arm: effect.outcome for effect in findings.effects_on("eval/win_rate")}
     assert outcomes["beta_0"] == "worse"
     assert outcomes["beta_0.01"] == "undecided"  # two seeds that disagree by half of the effect
     assert {effect.arm: effect.outcome for effect in findings.effects_on("eval/kl_per_sequence")} == {
         "beta_0": "worse", "beta_0.01": "worse", "beta_0.2": "better",
     }  # fmt: skip
+    wanted = verdicts(demo.study, demo.folder, records.plan)
+    assert list(findings.claims[0].verdicts) == wanted
+    assert findings.claims[0].outcome == overall(wanted) == "FALSIFIED"
 
 
 def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
@@ -72,24 +75,6 @@ def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
         assert [e.p for e in effects] == [two_level.two_level_p(e.estimate) for e in effects if e.estimate]
         alone = [equivalence_p(e.estimate, e.smallest) for e in effects if e.estimate and e.smallest]
         assert [e.p_equivalence for e in effects] == pytest.approx(two_level.holm(alone))
-
-
-def test_claims_are_the_verdicts_of_falsify(demo: Built, records: StudyRecords, findings: Findings) -> None:
-    wanted = verdicts(demo.study, demo.folder, records.plan)
-    assert list(findings.claims[0].verdicts) == wanted
-    assert findings.claims[0].outcome == overall(wanted) == "FALSIFIED"
-
-
-def test_constant_rate_gets_a_wilson_interval(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, seeds=(0,), prompts=20, steps=64)
-    record = built.folder.record("beta_0.05", 0)
-    assert record is not None
-    path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
-    pd.read_parquet(path).assign(win=1.0, tie=0.0).to_parquet(path, index=False)
-    republish(built.folder, path.parent)
-    estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/win_rate"]
-    assert (estimate.value, estimate.method) == (1.0, "wilson")
-    assert estimate.low == pytest.approx(two_level.wilson(20, 20).low)
 
 
 def test_objective_that_exists_once_per_trial(build: Builder, tmp_path: Path) -> None:
@@ -102,18 +87,16 @@ def test_objective_that_exists_once_per_trial(build: Builder, tmp_path: Path) ->
     assert effect.smallest is None, "nobody stated one, and there is no spread over prompts to derive it from"
 
 
-def test_the_smallest_difference_is_the_studys_else_a_default(build: Builder, tmp_path: Path) -> None:
-    whole = {"prompts": 60, "steps": 64, "diverged": (), "budget": (), "missing": ()}
-    built = build(tmp_path, **whole)
-    found = analyse(load_records(built.folder, built.study))
-    assert {effect.smallest for effect in found.effects_on("eval/win_rate")} == {SMALLEST["eval/win_rate"]}
-    tables = tables_of(built, "beta_0.05", [0, 1, 2])
-    spread = np.sqrt(np.mean([table["policy_gold"].var(ddof=1) for table in tables]))
-    assert found.effects_on("eval/gold")[0].smallest == pytest.approx(SMALL_EFFECT * spread)
-
+def test_the_smallest_difference_is_the_studys_else_a_default(
+    build: Builder, tmp_path: Path, demo: Built, findings: Findings
+) -> None:
+    assert {effect.smallest for effect in findings.effects_on("eval/win_rate")} == {SMALLEST["eval/win_rate"]}
+    spread = np.sqrt(np.mean([t["policy_gold"].var(ddof=1) for t in tables_of(demo, "beta_0.05", [0, 1, 2])]))
+    last = findings.effects_on("eval/gold")[-1]  # beta_0.2, which shares all seeds with the baseline
+    assert last.smallest == pytest.approx(SMALL_EFFECT * spread)
     stated = "objective: {metric: eval/win_rate, direction: maximize, smallest: 0.9}\n"
-    twins = {"beta_0.05": 0.05, "beta_0.051": 0.051}
-    built = build(tmp_path / "stated", **whole, arms=twins, extra=stated)
+    whole = {"prompts": 60, "steps": 64, "diverged": (), "budget": (), "missing": ()}
+    built = build(tmp_path, **whole, arms={"beta_0.05": 0.05, "beta_0.051": 0.051}, extra=stated)
     (effect,) = analyse(load_records(built.folder, built.study)).effects_on("eval/win_rate")
     assert (effect.smallest, effect.outcome) == (0.9, "equivalent")
 
@@ -121,33 +104,12 @@ def test_the_smallest_difference_is_the_studys_else_a_default(build: Builder, tm
 def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(build: Builder, tmp_path: Path) -> None:
     built = build(tmp_path, prompts=8, steps=64)
     for record in built.folder.records():
-        changed = record.model_copy(
-            update={"summary": record.summary | ({"eval/reward/kind": 0.5} if record.summary else {})}
-        )
-        write_record(built.folder, changed)
-        for stage, name, column, value in (
-            ("evaluate", "prompts.parquet", "policy_reward/kind", np.linspace(0, 1, 8)),
-            ("train", "metrics.parquet", "reward/kind", 0.5),
-        ):
-            if stage in record.stages:
-                path = built.folder.root / record.stages[stage].path / name
-                pd.read_parquet(path).assign(**{column: value}).to_parquet(path, index=False)
-                republish(built.folder, path.parent)
-    records = load_records(built.folder, built.study)
-    found = analyse(records)
-    estimate = found.arm("beta_0.05").estimates["eval/reward/kind"]
+        more = {"eval/reward/kind": 0.5} if record.summary else {}
+        write_record(built.folder, record.model_copy(update={"summary": record.summary | more}))
+        if "evaluate" in record.stages:
+            path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
+            part = {"policy_reward/kind": np.linspace(0, 1, 8)}
+            pd.read_parquet(path).assign(**part).to_parquet(path, index=False)
+            republish(built.folder, path.parent)
+    estimate = analyse(load_records(built.folder, built.study)).arm("beta_0.05").estimates["eval/reward/kind"]
     assert (estimate.value, estimate.prompts, estimate.method) == (pytest.approx(0.5), 8, "hierarchical")
-    table = next(table for table in all_tables(records, found) if table.name == "parts")
-    assert table.heads[2].text == "kind"
-    with house_style():
-        drawn = figure("training")(records, found)
-    assert drawn is not None
-    assert set(drawn.data.loc[drawn.data["metric"] == "reward/kind", "mean"].dropna()) == {0.5}
-    assert "part kind" in [axes.get_title(loc="left") for axes in drawn.figure.axes]
-
-
-def test_diverged_is_counted_with_its_interval(findings: Findings) -> None:
-    rate = findings.arm("beta_0").divergence
-    assert rate is not None
-    assert rate.value == pytest.approx(1 / 3)
-    assert rate.high == pytest.approx(two_level.wilson(1, 3).high)

@@ -9,20 +9,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
-from pipeline.errors import UserError
 from reports.console import compare, report
-from reports.figures import registry as figures
-from reports.figures import style
+from reports.figures import registry, style
 from reports.findings.findings import Findings
 from reports.pages import report as render
-from reports.pages.page import TEMPLATES
 from reports.pages.report import render_report
 from reports.records.load import StudyRecords
 from reports.text.words import interval
@@ -34,37 +30,28 @@ if TYPE_CHECKING:
 
 NASTY = '<script>alert("x")</script> & <img src=x onerror=alert(1)> \x00 "quoted"'
 VOID = {"meta", "link", "br", "img", "hr", "input"}
-CSS = (TEMPLATES / "base.html.j2").read_text("utf-8")
-NAMED = {"a", "th", "summary", "h2"}
 
 
 class Parsed(HTMLParser):
-    """Start tags with their attributes, the text of elements that must have one, and whether tags are nested."""
+    """Start tags with their attributes; fails on tags that are not nested."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[int, str] = {}
-        self.open: list[int] = []
+        self.open: list[str] = []
         self.feed(page)
         self.close()
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(len(self.found) - 1)
+        self.open += [] if tag in VOID else [tag]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str) -> None:
-        for index in self.open:
-            self.texts[index] = self.texts.get(index, "") + data
-
     def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> without a start"
-        assert self.found[self.open.pop()][0] == tag
+        assert self.open.pop() == tag
 
     def of(self, tag: str) -> list[dict[str, str | None]]:
         return [attrs for name, attrs in self.found if name == tag]
@@ -79,7 +66,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write figures as SVG alone: the other formats are tested once."""
+    """Write figures as SVG alone: the other formats are tested with the figures."""
 
     def svg_only(figure: object, stem: Path, title: str, origin: object) -> None:
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
@@ -90,32 +77,27 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def rendered(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, dict[str, bytes]]:
     built = build(tmp_path_factory.mktemp("render"), first_completion=NASTY)
-    page = render_report(built.folder, built.study)
-    return built, contents(page.parent)
+    return built, contents(render_report(built.folder, built.study).parent)
 
 
 def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
-    files = rendered[1]
     wanted = {"index.html", "report.md", "claims.json", "tables/samples.csv"}
-    of_others = {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
-    drawn = [name for name in figures.FIGURES if name not in of_others]
-    wanted |= {f"figures/{name}{suffix}" for name in drawn for suffix in (".svg", ".png", ".pdf", ".csv")}
-    tables = ["claims", "arms", "completions", "robust", "effects", "sensitivity", "matched_kl", "alarms"]
-    tables += ["gold_peaks", "health"]
+    names = set(registry.FIGURES) - {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
+    wanted |= {f"figures/{name}{suffix}" for name in names for suffix in (".svg", ".png", ".pdf", ".csv")}
+    tables = ["claims", "arms", "completions", "effects", "power", "matched_kl", "alarms", "gold_peaks", "health"]
     tables += ["verdicts", "statuses", "cost", "trials", "upstream", "coverage"]
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
-    assert set(files) == wanted
-    assert all(files.values())
+    assert set(rendered[1]) == wanted
+    assert all(rendered[1].values())
 
 
+@pytest.mark.usefixtures("quick")
 def test_rendering_twice_gives_the_same_bytes(records: StudyRecords, findings: Findings, tmp_path: Path) -> None:
-    """Of three figures here; that all figures are drawn alike twice is tested with them."""
-    few = replace(records, study=records.study.model_copy(update={"figures": ("frontier", "overoptimisation", "kl")}))
+    """Of one figure here; that all figures are drawn alike twice is tested with them."""
+    few = replace(records, study=records.study.model_copy(update={"figures": ("frontier",)}))
     for run in ("a", "b"):
         render.build(few, findings, tmp_path / run)
-    first = contents(tmp_path / "a")
-    assert {path.rpartition(".")[2] for path in first} == {"html", "json", "md", "csv", "tex", "svg", "png", "pdf"}
-    assert contents(tmp_path / "b") == first
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["index.html", "compare"])
@@ -124,63 +106,31 @@ def test_pages_are_well_formed_self_contained_and_accessible(
 ) -> None:
     built, files = rendered
     if name == "compare":
-        path, _ = compare([built.study.source], out=built.layout.root)
-        files = contents(path.parent)
+        files = contents(compare([built.study.source], out=built.layout.root)[0].parent)
     text = files["index.html"].decode()
     page = Parsed(text)
-    assert page.of("html")[0]["lang"] == "en"
     assert [len(page.of(tag)) for tag in ("main", "header", "footer", "h1", "title", "script")] == [1] * 6
-    assert all("aria-label" in nav for nav in page.of("nav"))
     assert all(attrs.get("scope") in {"col", "row"} for attrs in page.of("th"))
     assert all(section.get("aria-label") or section.get("aria-labelledby") for section in page.of("section"))
     ids = page.all("id")
     assert len(ids) == len(set(ids))
-    assert set(page.all("aria-labelledby")) <= set(ids)
-    assert [tag for i, (tag, _) in enumerate(page.found) if tag in NAMED and not page.texts.get(i, "").strip()] == []
-    levels = [1, *(int(tag[1]) for tag, _ in page.found if re.fullmatch("h[1-6]", tag))]
-    assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
     links = [str(attrs["href"]) for attrs in page.of("a")]
     assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
     assert {link for link in links if not link.startswith("#")} <= set(files)
     assert page.all("src") == []
-    assert [attrs["href"] for attrs in page.of("link")] == ["data:,"]
-    assert "@import" not in text
     bare = re.sub(r"<(svg|script).*?</\1>", "", text, flags=re.DOTALL)
     assert "http" not in bare
     assert not re.search(r"\bnan\b", bare, flags=re.IGNORECASE)
-    assert "<button" not in bare
-    assert bare.count("<details>") == bare.count("<summary>")
-    scrolling = [attrs for _, attrs in page.found if attrs.get("class") in {"scroll", "pan"}]
-    assert all(attrs.get("tabindex") == "0" and attrs.get("aria-label") for attrs in scrolling)
     images = [attrs for _, attrs in page.found if attrs.get("role") == "img"]
-    assert len(images) == len(page.of("figure")) == (8 if name == "index.html" else 0)
+    assert len(images) == len(page.of("figure")) == (7 if name == "index.html" else 0)
     assert all(len(attrs["aria-label"] or "") > 40 for attrs in images)
-    assert all(attrs.get("aria-hidden") == "true" and attrs.get("focusable") == "false" for attrs in page.of("svg"))
-
-
-def test_colours_of_text_have_contrast() -> None:
-    """WCAG 2.1, 1.4.3: (L1 + 0.05) / (L2 + 0.05) of the relative luminances is at least 4.5."""
-    colours = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", CSS))
-    grounds = ["#ffffff", *re.findall(r"background: (#[0-9a-f]{6})", CSS)]
-    assert len(grounds) > 1
-    for name in ("ink", "soft", "link", "good", "bad"):
-        for ground in grounds:
-            light, dark = sorted((luminance(colours[name]), luminance(ground)), reverse=True)
-            assert (light + 0.05) / (dark + 0.05) >= 4.5, (name, ground)
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_completions_cannot_inject(rendered: tuple[Built, dict[str, bytes]]) -> None:
     page, markdown = rendered[1]["index.html"].decode(), rendered[1]["report.md"].decode()
-    assert "<script>alert" not in page
     assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;" in page
-    assert "onerror=alert(1)>" not in page
-    assert "\x00" not in page
+    for never in ("<script>alert", "onerror=alert(1)>", "\x00"):
+        assert never not in page
     assert "<script" not in markdown
 
 
@@ -191,15 +141,15 @@ def test_the_page_opens_with_the_answer_the_frontier_and_the_hypotheses(
     page = files["index.html"].decode()
     marks = [
         built.study.question, 'class="answer"', 'href="#caveats"', 'id="figure-frontier"', "</header>", 'id="claims"',
-        "The claim that the policy stays within 0.025 nats per token", 'id="caveats"', 'id="results"',
-        'id="figure-overoptimisation"', 'id="health"', 'id="methods"', 'id="glossary"',
+        "within 0.025 nats per token", 'id="caveats"', 'id="results"', 'id="figure-overoptimisation"', 'id="health"',
+        'id="methods"', 'id="glossary"',
     ]  # fmt: skip
     places = [page.index(mark) for mark in marks]
     assert places == sorted(places)
-    assert page.count('id="figure-frontier"') == 1
-    for text in ("1 diverged", "perplexity 8.31", "accuracy 0.790", "torch 2.13.0", "3 of 11 trials: beta_0 (3 of 3)"):
+    for text in ("1 diverged", "perplexity 8.31", "accuracy 0.790", "3 of 11 trials: beta_0 (3 of 3)"):
         assert text in page, text
-        assert text in files["report.md"].decode() or "torch" in text
+        assert text in files["report.md"].decode()
+    assert "torch 2.13.0" in page
 
 
 def test_the_terminal_shows_the_intervals_of_the_page(
@@ -218,13 +168,6 @@ def test_the_terminal_shows_the_intervals_of_the_page(
             assert f"{value}<small>{ends}</small>" in files["index.html"].decode()
 
 
-def test_figures_carry_the_design_digest(rendered: tuple[Built, dict[str, bytes]]) -> None:
-    digest = re.search(r"Design ([0-9a-f]{8})", rendered[1]["index.html"].decode())
-    assert digest
-    assert digest[1].encode() in rendered[1]["figures/kl.svg"]
-    assert digest[1].encode() in rendered[1]["figures/kl.png"]
-
-
 ONE = {"beta_0.05": 0.05}
 ARMS = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
 
@@ -235,7 +178,6 @@ ARMS = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
     [
         ({"arms": ONE, "seeds": (0,)}, "1 seed × 6 prompts"),
         ({"seeds": (0,), "diverged": tuple((arm, 0) for arm in ARMS)}, "4 diverged"),
-        ({"seeds": (0,), "missing": tuple((arm, 0) for arm in ARMS)}, "4 missing"),
         ({"seeds": (0, 1), "prompts": 0}, "No trial has been evaluated"),
         ({"seeds": (0, 1), "prompts": 1}, "undecided"),
     ],
@@ -256,37 +198,25 @@ def test_interrupted_render_leaves_the_old_report_whole(
     build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: []\n")
-    page = render_report(built.folder, built.study)
+    page = report(built.study.source, None, built.layout.root)
+    assert page == built.folder.report / "index.html"
     before = contents(page.parent)
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(render, "summary", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            render_report(built.folder, built.study)
-    assert contents(page.parent) == before
-    page.parent.replace(built.folder.path / ".report.old")  # as if killed between the two steps of the swap
-    with monkeypatch.context() as patched:
-        patched.setattr(render, "summary", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            render_report(built.folder, built.study)
-    assert contents(page.parent) == before
+    for swap in (False, True):
+        if swap:
+            page.parent.replace(built.folder.path / ".report.old")  # as if killed between the two steps of the swap
+        with monkeypatch.context() as patched:
+            patched.setattr(render, "summary", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                render_report(built.folder, built.study)
+        assert contents(page.parent) == before
     render_report(built.folder, built.study)
     assert contents(page.parent) == before
-    assert sorted(path.name for path in built.folder.path.iterdir() if "report" in path.name) == [
-        ".report.lock",
-        "report",
-    ]
-
-
-@pytest.mark.usefixtures("quick")
-def test_command_renders_by_path_and_names_what_was_never_run(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: []\n")
-    assert report(built.study.source, None, built.layout.root) == built.folder.report / "index.html"
-    with pytest.raises(UserError, match=r"no study 'kl_ablatoin'.*kl_ablation"):
-        report("kl_ablatoin", None, built.layout.root)
+    left = sorted(path.name for path in built.folder.path.iterdir() if "report" in path.name)
+    assert left == [".report.lock", "report"]
 
 
 def test_reports_never_import_torch() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reports.statistics import alarm
-from reports.statistics.alarm import BLOCKS, LEAST, Alarm, Trajectory, alarms, block_means, critical_fall
+from reports.statistics.alarm import BLOCKS, LEAST, Trajectory, alarms, block_means, critical_fall
 
 N = 128
 UP = np.linspace(0.0, 2.0, N)
@@ -27,24 +27,16 @@ def wandering(rng: np.random.Generator, shape: tuple[int, ...], share: float, co
 
 def study(gold: np.ndarray) -> list[list[Trajectory]]:
     """Arms x seeds of series, with a KL and a proxy that rise throughout."""
-    n = gold.shape[-1]
-    up = np.linspace(0.0, 2.0, n)
-    return [[Trajectory(np.arange(n) * 16.0, up, one, up) for one in seeds] for seeds in gold]
+    return [[Trajectory(np.arange(N) * 16.0, UP, one, UP) for one in seeds] for seeds in gold]
 
 
 def raised(gold: np.ndarray) -> np.ndarray:
     """Whether each trial would raise an alarm: studies x arms x seeds x records; all at once, as `alarms` does it for
     one study."""
     means = block_means(gold)
-    variances = np.moveaxis(alarm._variance(means), 2, 0)
-    noise = np.moveaxis(alarm._noise(variances), 0, 2)
+    noise = np.moveaxis(alarm._noise(np.moveaxis(alarm._variance(means), 2, 0)), 0, 2)
     shape = ((gold.shape[3],) * gold.shape[2],) * gold.shape[1]
     return np.asarray(alarm._largest_fall(means) / noise > critical_fall(shape))
-
-
-def false_alarms(gold: np.ndarray) -> float:
-    """Share of studies that raise any alarm."""
-    return float(raised(gold).any((1, 2)).mean())
 
 
 def bend(fall: float) -> np.ndarray:
@@ -53,9 +45,9 @@ def bend(fall: float) -> np.ndarray:
     return np.where(time < 1 / 3, 6 * time, 2 - fall * (time - 1 / 3) * 1.5)
 
 
-def hacked(rng: np.random.Generator, fall: float = 4.0) -> Trajectory:
+def hacked(rng: np.random.Generator) -> Trajectory:
     """A trial whose gold turns down at a third of the training."""
-    gold = bend(fall) + 0.5 * rng.normal(size=N)
+    gold = bend(4.0) + 0.5 * rng.normal(size=N)
     return Trajectory(np.arange(N) * 16.0, 20 * np.linspace(0, 1, N) ** 2, gold, UP + 0.1 * rng.normal(size=N))
 
 
@@ -67,10 +59,10 @@ def test_a_study_is_judged_as_the_simulations_judge_many() -> None:
     assert 0 < raised(gold).mean() < 0.5
 
 
-@pytest.mark.parametrize("correlation", [0.0, 0.2, 0.4, 0.6])
+@pytest.mark.parametrize("correlation", [0.0, 0.6])
 def test_few_studies_without_a_trend_raise_any_alarm(correlation: float) -> None:
     gold = correlated(np.random.default_rng(1), (500, 5, 3, N), correlation)
-    assert false_alarms(gold) <= 0.05
+    assert raised(gold).any((1, 2)).mean() <= 0.05
 
 
 @pytest.mark.slow
@@ -79,13 +71,13 @@ def test_the_false_alarms_that_are_published(arms: int, seeds: int, records: int
     """At most 5 % at every correlation up to 0.6 and with a slow wander; and about 5 % at the worst of them."""
     shape = (max(500, 25_000 // (arms * seeds)), arms, seeds, records)
     error = np.sqrt(0.05 * 0.95 / shape[0])
-    rates = [false_alarms(correlated(np.random.default_rng(3), shape, own)) for own in (0.0, 0.2, 0.4, 0.6)]
-    rates.append(false_alarms(wandering(np.random.default_rng(3), shape, 0.3, 0.85)))
-    assert max(rates) <= 0.05 + 2.5 * error
-    assert max(rates) >= 0.05 - 3 * error
+    noises = [correlated(np.random.default_rng(3), shape, own) for own in (0.0, 0.2, 0.4, 0.6)]
+    noises.append(wandering(np.random.default_rng(3), shape, 0.3, 0.85))
+    worst = max(raised(noise).any((1, 2)).mean() for noise in noises)
+    assert 0.05 - 3 * error <= worst <= 0.05 + 2.5 * error
 
 
-@pytest.mark.parametrize(("fall", "found"), [(1.0, 0.12), (1.5, 0.57), (2.0, 0.93), (3.0, 1.0)])
+@pytest.mark.parametrize(("fall", "found"), [(1.5, 0.57), (3.0, 1.0)])
 def test_the_power_that_is_published(fall: float, found: float) -> None:
     gold = 0.45 * correlated(np.random.default_rng(4), (300, 5, 3, N), 0.4)
     gold[:, 0] += bend(fall)
@@ -94,8 +86,7 @@ def test_the_power_that_is_published(fall: float, found: float) -> None:
 
 def test_it_stands_where_gold_turned() -> None:
     rng = np.random.default_rng(5)
-    found = [alarms([[hacked(rng)]])[0][0] for _ in range(60)]
-    turned = [one for one in found if one is not None]
+    turned = [one for _ in range(60) if (one := alarms([[hacked(rng)]])[0][0]) is not None]
     assert len(turned) >= 58
     assert np.median([one.step for one in turned]) == pytest.approx(127 / 3 * 16, abs=80)
     assert np.median([one.kl for one in turned]) == pytest.approx(20 / 9, rel=0.25)
@@ -110,15 +101,10 @@ def test_its_kl_is_the_one_where_the_policy_stood_though_kl_falls_back() -> None
     (found,) = alarms([[Trajectory(time * 2048, kl, gold, time)]])[0]
     assert found is not None
     assert found.kl == pytest.approx(17.7, abs=0.4)
+    assert alarms([[Trajectory(time * 2048, kl, gold, time[::-1])]])[0] == [None], "the proxy falls too"
 
 
-def test_no_alarm_when_the_proxy_falls_too() -> None:
-    trial = hacked(np.random.default_rng(6))
-    assert alarms([[trial]])[0][0] is not None
-    assert alarms([[Trajectory(trial.steps, trial.kl, trial.gold, trial.proxy[::-1])]])[0][0] is None
-
-
-def test_records_may_come_in_any_order_and_with_gaps() -> None:
+def test_records_may_come_in_any_order_and_with_gaps_and_few_raise_none() -> None:
     trial = hacked(np.random.default_rng(7))
     order = np.random.default_rng(8).permutation(N)
     gaps = Trajectory(*(column[order] for column in vars(trial).values()))
@@ -127,28 +113,17 @@ def test_records_may_come_in_any_order_and_with_gaps() -> None:
     assert found is not None
     assert wanted is not None
     assert found.step == pytest.approx(wanted.step, abs=160)
-
-
-def test_few_records_raise_none_and_do_not_count() -> None:
     few = np.arange(LEAST - 1.0)
     short = Trajectory(few, few, -few, few)
-    lost = Trajectory(np.arange(40.0), np.full(40, np.nan), -np.arange(40.0), np.arange(40.0))
-    assert alarms([[short, lost], []]) == [[None, None], []]
-    loud = hacked(np.random.default_rng(9))
-    assert alarms([[short, loud]])[0] == [None, alarms([[loud]])[0][0]]
-    assert isinstance(alarms([[short, loud]])[0][1], Alarm)
+    assert alarms([[short, trial], []]) == [[None, wanted], []]
 
 
-def test_more_trials_take_a_larger_fall() -> None:
-    limits = [critical_fall(((N,) * 3,) * arms) for arms in (1, 5, 20)]
-    assert limits == sorted(limits)
-    assert limits[1] == pytest.approx(6.3, abs=0.3)
-    assert critical_fall(((48,) * 3,) * 5) > limits[1]
-
-
-def test_block_means_and_their_simulated_covariance() -> None:
+def test_block_means_their_simulated_covariance_and_the_limit() -> None:
     assert block_means(np.arange(20.0)) == pytest.approx(np.arange(BLOCKS) * 2 + 0.5)
     assert block_means(np.arange(7.0), 2) == pytest.approx([1.5, 5.0])
     noise = wandering(np.random.default_rng(10), (4000, 60), 0.3, 0.85)
     root = alarm._root(60, (0.3, 0.85))
     np.testing.assert_allclose(root @ root.T, np.cov(block_means(noise).T), atol=0.025)
+    limits = [critical_fall(((N,) * 3,) * arms) for arms in (1, 5, 20)]
+    assert limits == sorted(limits), "more trials take a larger fall"
+    assert limits[1] == pytest.approx(6.3, abs=0.3)

@@ -10,38 +10,18 @@ from reports.statistics.contrast import Expected, Judged, against, combine, conj
 from reports.statistics.two_level import Estimate
 
 
-def tables(*means: float) -> list[np.ndarray]:
-    """Two seeds x three prompts, whose noise is common to all arms."""
-    noise = np.array([[0.0, 1.0, 2.0], [3.0, 1.0, 5.0]])
-    return [noise + mean for mean in means]
-
-
-def test_an_interaction_is_the_difference_of_differences() -> None:
-    both, one, other, neither = tables(7.0, 4.0, 2.5, 1.0)
-    weights, given = [1, -1, -1, 1], [(arm, None) for arm in (both, one, other, neither)]
+def test_a_contrast_is_the_weighted_sum_of_its_tables() -> None:
+    noise = np.array([[0.0, 1.0, 2.0], [3.0, 1.0, 5.0]])  # common to all arms
+    weights, given = [1, -1, -1, 1], [(noise + mean, None) for mean in (7.0, 4.0, 2.5, 1.0)]
     np.testing.assert_allclose(combine(weights, given), (7.0 - 4.0) - (2.5 - 1.0))
     assert estimate(weights, given).value == pytest.approx(1.5)
-
-
-def test_two_arms_are_the_paired_difference() -> None:
     rng = np.random.default_rng(5)
     arm, base = rng.normal(0.4, 1, (5, 40)), rng.normal(0, 1, (5, 40))
     assert estimate([1, -1], [(arm, None), (base, None)]) == two_level.difference(arm, base)
-
-
-def test_of_a_ratio_the_ratios_of_each_seed_are_combined() -> None:
     nats, tokens = np.array([[1.0, 3.0], [2.0, 2.0]]), np.array([[2.0, 2.0], [4.0, 1.0]])
-    table = combine([1, -1], [(nats, tokens), (nats / 2, tokens)])
-    np.testing.assert_allclose(table.mean(1), [0.5, 0.4])
-
-
-def test_of_a_value_per_trial_seeds_alone_count() -> None:
-    found = estimate([1, -1], [(np.array([[3.0], [4.0], [8.0]]), None), (np.array([[1.0], [1.0], [1.0]]), None)])
-    assert found == two_level.over_seeds([2.0, 3.0, 7.0])
-    assert found.prompts == 0
-
-
-def test_tables_of_other_shapes_are_refused() -> None:
+    np.testing.assert_allclose(combine([1, -1], [(nats, tokens), (nats / 2, tokens)]).mean(1), [0.5, 0.4])
+    lone = estimate([1, -1], [(np.array([[3.0], [4.0], [8.0]]), None), (np.ones((3, 1)), None)])
+    assert lone == two_level.over_seeds([2.0, 3.0, 7.0])
     with pytest.raises(ValueError, match="all of one shape"):
         combine([1, -1], [(np.zeros((2, 3)), None), (np.zeros((2, 2)), None)])
 
@@ -60,48 +40,34 @@ def at(low: float, high: float) -> Estimate:
         (0.1, 0.3, "higher", 0.4, "REFUTED"),
         (-0.3, -0.1, "lower", 0.0, "SUPPORTED"),
         (-0.3, -0.1, "lower", 0.4, "REFUTED"),
-        (0.1, 0.3, "lower", 0.0, "REFUTED"),
         (-0.1, 0.1, "equal", 0.2, "SUPPORTED"),
         (-0.1, 0.3, "equal", 0.2, "UNDECIDED"),
-        (0.21, 0.3, "equal", 0.2, "REFUTED"),
         (-0.3, -0.21, "equal", 0.2, "REFUTED"),
-        (0.0, 0.2, "higher", 0.0, "UNDECIDED"),
     ],
 )
 def test_what_an_interval_says(low: float, high: float, expect: Expected, margin: float, outcome: Judged) -> None:
     assert decide([against(at(low, high), expect, margin)])[0][0] == outcome
 
 
-def test_without_an_interval_nothing_is_decided() -> None:
-    bare = against(Estimate(1.0, None, None, 1, 0, "none"), "higher")
-    assert bare == (True, None)
-    assert decide([bare]) == [("UNDECIDED", None)]
-    assert conjunction([bare, (True, 0.01)]) == (False, None)
-
-
 def test_p_is_that_of_the_bound() -> None:
     effect = at(0.1, 0.3)
     p = two_level.two_level_p(effect)
     assert p is not None
-    assert against(effect, "higher") == (True, p)
-    assert against(effect, "lower") == (False, p)
+    assert (against(effect, "higher"), against(effect, "lower")) == ((True, p), (False, p))
     assert against(at(0.0, 0.2), "higher", 0.1)[1] == pytest.approx(1.0)
     assert against(at(-0.1, 0.1), "equal", 0.2) == (True, pytest.approx(p / 2))
     assert against(at(0.2, 0.4), "equal", 0.1) == (False, pytest.approx(p))
-
-
-def test_equal_and_equivalent_are_one_test() -> None:
-    """The 95 % interval of this effect leaves the margin, its 90 % interval does not."""
-    effect = at(-0.1, 0.1)
-    for margin, outcome, judged in ((0.095, "equivalent", "SUPPORTED"), (0.09, "undecided", "UNDECIDED")):
-        assert two_level.verdicts([effect], [margin], maximize=True)[0].outcome == outcome
-        assert decide([against(effect, "equal", margin)])[0][0] == judged
+    # The 95 % interval of this effect leaves the margin, its 90 % interval does not.
+    for margin, judged in ((0.095, "SUPPORTED"), (0.09, "UNDECIDED")):
+        assert decide([against(at(-0.1, 0.1), "equal", margin)])[0][0] == judged
 
 
 def test_all_steps_support_and_any_refutes() -> None:
     assert conjunction([(True, 0.01), (True, 0.04)]) == (True, 0.04)
     assert conjunction([(True, 0.001), (False, 0.02), (False, 0.9)]) == (False, pytest.approx(0.06))
     assert conjunction([(False, 0.9), (True, 0.001)]) == (False, 1.0)
+    bare = against(Estimate(1.0, None, None, 1, 0, "none"), "higher")
+    assert (bare, conjunction([bare, (True, 0.01)])) == ((True, None), (False, None))
 
 
 def test_the_family_is_all_hypotheses_tested_or_not() -> None:
@@ -110,6 +76,6 @@ def test_the_family_is_all_hypotheses_tested_or_not() -> None:
         ("SUPPORTED", pytest.approx(0.04)), ("UNDECIDED", pytest.approx(0.06)), ("UNDECIDED", None),
         ("UNDECIDED", pytest.approx(0.06)),
     ]  # fmt: skip
-    assert [outcome for outcome, _ in decide([(True, 0.001), (False, 0.02), (True, 0.5)])] == [
+    assert [word for word, _ in decide([(True, 0.001), (False, 0.02), (True, 0.5)])] == [
         "SUPPORTED", "REFUTED", "UNDECIDED",
     ]  # fmt: skip

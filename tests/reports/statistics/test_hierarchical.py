@@ -9,10 +9,6 @@ from scipy import integrate, stats
 from reports.statistics.hierarchical import LONE, SCALE, Moments, moments, posterior
 
 
-def given(seeds: int, between: float, within: float, prompts: float, spread: float) -> Moments:
-    return Moments(seeds, *(np.asarray(number) for number in (0.0, between, within, prompts, spread)))
-
-
 def test_without_prompts_it_is_student() -> None:
     values = np.array([[0.1], [0.4], [0.35], [0.2]])
     found = posterior(moments(values))
@@ -22,24 +18,21 @@ def test_without_prompts_it_is_student() -> None:
     assert found.beyond(values.mean()) == pytest.approx(wanted.pvalue, rel=1e-4)
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 3, 8])
+@pytest.mark.parametrize("seeds", [1, 2, 8])
 def test_it_is_the_integral_over_the_standard_deviation_between_seeds(seeds: int) -> None:
     between, within, prompts, spread = 0.02 * (seeds > 1), 0.003, 0.002, 1.0
 
-    def prior(tau: float) -> float:
-        return 1 / (1 + (tau / LONE) ** 2) if seeds == 1 else 1 / (SCALE + tau)
-
     def weight(tau: float) -> float:
+        prior = 1 / (1 + (tau / LONE) ** 2) if seeds == 1 else 1 / (SCALE + tau)
         variance = tau**2 + within
-        likelihood = variance ** (-(seeds - 1) / 2) * np.exp(-(seeds - 1) * between / 2 / variance)
-        return float(prior(tau) * likelihood)
+        return float(prior * variance ** (-(seeds - 1) / 2) * np.exp(-(seeds - 1) * between / 2 / variance))
 
     def tail(tau: float) -> float:
         return float(weight(tau) * 2 * stats.norm.sf(0.3, scale=np.sqrt(tau**2 / seeds + prompts)))
 
     parts = [(0.0, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, np.inf)]
     total, far = (sum(integrate.quad(f, *ends, limit=200)[0] for ends in parts) for f in (weight, tail))
-    found = posterior(given(seeds, between, within, prompts, spread))
+    found = posterior(Moments(seeds, *map(np.asarray, (0.0, between, within, prompts, spread))))
     assert found.beyond(0.3) == pytest.approx(far / total, rel=2e-3)
 
 
@@ -51,12 +44,9 @@ def test_half_width_inverts_the_tail_for_many_tables_at_once() -> None:
 
 
 def test_moments_are_unbiased() -> None:
-    rng = np.random.default_rng(1)
-    shape = (4_000, 4, 25)
-    tables = (
-        rng.normal(0, 0.3, (*shape[:2], 1)) + rng.normal(0, 1.0, (shape[0], 1, shape[2])) + rng.normal(0, 0.5, shape)
-    )
-    found = moments(tables)
+    rng, shape = np.random.default_rng(1), (4_000, 4, 25)
+    of_seeds, of_prompts = rng.normal(0, 0.3, (*shape[:2], 1)), rng.normal(0, 1.0, (shape[0], 1, shape[2]))
+    found = moments(of_seeds + of_prompts + rng.normal(0, 0.5, shape))
     noise = 0.5**2 / 25
     assert found.within.mean() == pytest.approx(noise, rel=0.02)
     assert found.between.mean() == pytest.approx(0.3**2 + noise, rel=0.03)

