@@ -508,6 +508,8 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
 
     if _report is None or not chosen.source:
         return None
+    if _is_drawn(folder):
+        return folder.report / "index.html"
     try:
         return _report(chosen, folder)
     except Exception as error:
@@ -518,6 +520,14 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
         log.write_text(traceback.format_exc(), encoding="utf-8")
         say(console, f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red")
         return None
+
+
+def _is_drawn(folder: StudyFolder) -> bool:
+    """Whether the page is newer than all that it is made from."""
+    page = folder.report / "index.html"
+    sources = [folder.study_file, folder.registration_file, folder.search_file, *folder.trial_files()]
+    newest = max(path.stat().st_mtime_ns for path in sources if path.exists())
+    return folder.claims_file.exists() and page.exists() and page.stat().st_mtime_ns > newest
 
 
 def say(console: Console, text: str, style: str = "") -> None:

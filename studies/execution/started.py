@@ -158,9 +158,7 @@ def note_ended(run: Started) -> None:
     """Bring `study.json` up to date when all trials have ended: how many are known, and what they share."""
     with FileLock(run.folder.path / ".start.lock"):
         content = run.folder.started()
-        changed = {**content, **_noted(run, content["registration"].get("head"))}
-        if changed != content:
-            write_atomic(run.folder.study_file, sealed(changed))
+        _write(run.folder, {**content, **_noted(run, content["registration"].get("head"))})
 
 
 def shared_of(stages: Sequence[StagePlan]) -> list[StagePlan]:
@@ -178,7 +176,14 @@ def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) ->
     if is_registered(run.study):
         claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
         head = register(claims, run.folder, commit, say)
-    write_atomic(run.folder.study_file, sealed({**content, **_noted(run, head)}))
+    _write(run.folder, {**content, **_noted(run, head)})
+
+
+def _write(folder: StudyFolder, content: Mapping[str, Any]) -> None:
+    """Write `study.json`, unless that is what it holds: a page that is newer need not be drawn again."""
+    text = sealed(content)
+    if not folder.study_file.exists() or folder.study_file.read_text("utf-8") != text:
+        write_atomic(folder.study_file, text)
 
 
 def _noted(run: Started, head: str | None) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""A study with nothing to do: all is recorded, sent and drawn, so nothing that trains, plans, sends or draws is even
-imported."""
+"""A study with nothing to do imports nothing that trains, plans, sends or draws."""
 
 from __future__ import annotations
 
@@ -68,11 +67,11 @@ def test_a_rerun_with_nothing_to_do_imports_nothing_that_works(recorded: Path) -
 
     assert command("study", str(recorded), *out)[:2] == (0, [])
     assert report.stat().st_mtime_ns == made
-    assert command("report", str(recorded), *out)[:2] == (0, [])
     code, modules, said = command("plan", str(recorded), *out)
     assert (code, modules) == (0, [])
     assert "Nothing will run: all 2 trials are cached" in said
     assert command("falsify", str(recorded), *out)[:2] == (3, [])  # too few steps to test the claim
 
+    report.unlink()
     (recorded.parent / "out" / "studies" / "idle" / "smoke" / "optuna.db").unlink()
-    assert "optuna" in command("study", str(recorded), *out)[1]
+    assert {"optuna", "jinja2"} <= {*command("study", str(recorded), *out)[1]}
