@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from helpers import mind_interrupts
 from rich.console import Console
 
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, TrialRecord
 from studies.definition.schema import Study
 from studies.execution.executors import executor
 from studies.execution.study import StudyResult, run_study
@@ -24,8 +25,9 @@ PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(Path(__
 COMMAND = """
 import sys
 from pathlib import Path
+from typing import Any
 from rich.console import Console
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, TrialRecord
 from studies.definition.schema import load_study
 from studies.execution import hand
 from studies.execution import study as running
@@ -76,6 +78,14 @@ def command(
         start_new_session=True,
         preexec_fn=mind_interrupts,
     )
+
+
+def record_of(arm: str = "weak", seed: int = 0, **values: Any) -> TrialRecord:
+    """The record of a complete trial that left nothing, but for these values."""
+    empty: dict[str, Any] = {"config": {}, "config_digest": "", "stages": {}, "summary": {}, "cost": {}}
+    named: dict[str, Any] = {"study": "small", "profile": "tiny", "arm": arm, "seed": seed, "environment": {}}
+    ended: dict[str, Any] = {"status": "complete", "steps": 64, "finished": "2025-01-01T00:00:00+00:00"}
+    return TrialRecord.model_validate({**named, **empty, **ended, **values})
 
 
 def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import fake_trial
+from light_study import record_of
 
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, sealed, write_atomic
+from pipeline.run.layout import Layout, StudyFolder, record_text, sealed, write_atomic
 from pipeline.run.progress import Silent
 from studies.claims.registration import content_of, register
 from studies.claims.verdicts import verdicts
@@ -57,12 +58,11 @@ class Tracked:
                 if (ended := one.finished)
             }
             values: dict[str, Any] = {
-                "study": self.study.name, "profile": "tiny", "arm": cell.arm, "seed": cell.seed,
-                "config": cell.config.model_dump(mode="json"), "config_digest": cell.digest,
+                "study": self.study.name, "config": cell.config.model_dump(mode="json"), "config_digest": cell.digest,
                 "status": outcome.status, "steps": outcome.steps, "stages": stages, "summary": outcome.summary,
-                "cost": {}, "environment": {"python": "3", "device": "abacus"}, "finished": "2025-01-01T00:00:00+00:00",
+                "environment": {"python": "3", "device": "abacus"},
             }  # fmt: skip
-            record = TrialRecord(**{**values, **changes})
+            record = record_of(cell.arm, cell.seed, **{**values, **changes})
             write_atomic(self.folder.trial_file(cell.arm, cell.seed), record_text(record))
 
     def running(self, number: int, rows: int, half: bytes = b"") -> Running:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from helpers import publish
+from light_study import record_of
 
 from pipeline.run.layout import StageRef, StudyFolder, TrialRecord
 from pipeline.run.symptoms import Health, Symptom
@@ -17,10 +18,7 @@ def record(tmp_path: Path, table: pd.DataFrame, **config: object) -> tuple[Study
     path.mkdir(parents=True)
     table.to_parquet(path / "metrics.parquet", index=False)
     ref = StageRef(key="k", path="store/train/k", digest=publish(path))
-    made = TrialRecord(
-        study="s", profile="tiny", arm="a", seed=0, config=config, config_digest="0", status="complete", steps=40,
-        stages={"train": ref}, summary={}, cost={}, environment={}, finished="",
-    )  # fmt: skip
+    made = record_of("a", config=config, steps=40, stages={"train": ref})
     return StudyFolder(tmp_path, tmp_path / "studies/s/tiny"), made
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import publish, republish, write_record
-from light_study import go
+from light_study import go, record_of
 
 from pipeline.errors import Gone
 from pipeline.intervals import student
@@ -81,11 +81,9 @@ def leave(
         path.mkdir(parents=True, exist_ok=True)
         table.to_parquet(path / f"{name}.parquet", index=False)
         stages[stage] = StageRef(key=f"{arm}{seed}", path=f"store/{stage}/{arm}{seed}", digest=publish(path))
-    record = TrialRecord(
-        study=study.name, profile="tiny", arm=arm, seed=seed, config=cell.config.model_dump(mode="json"),
-        config_digest=cell.digest, status="complete", steps=48, stages=stages, cost={}, environment={},
-        summary={} if won is None else {"eval/win_rate": float(np.mean(won))}, finished="2025-01-01T00:00:00+00:00",
-    ).model_copy(update=changes)  # fmt: skip
+    summary = {} if won is None else {"eval/win_rate": float(np.mean(won))}
+    own: dict[str, Any] = {"config": cell.config.model_dump(mode="json"), "config_digest": cell.digest}
+    record = record_of(arm, seed, **{**own, "steps": 48, "stages": stages, "summary": summary, **changes})
     write_record(folder_of(layout), record)
     return record
 

@@ -4,9 +4,9 @@ import io
 import time
 from typing import Any
 
+from light_study import record_of
 from rich.console import Console
 
-from pipeline.run.layout import TrialRecord
 from pipeline.run.symptoms import Health, Symptom
 from studies.claims.falsifiers import Verdict
 from studies.execution.display import Display
@@ -17,14 +17,6 @@ BEGAN = time.time()
 
 def status(label: str = "weak seed 0", began: float = BEGAN, **values: Any) -> Status:
     return Status(label, "host", 1, began, **values)
-
-
-def record(seed: int = 0, outcome: str = "complete", reason: str | None = None) -> TrialRecord:
-    empty: dict[str, Any] = {"config": {}, "config_digest": "", "stages": {}, "summary": {}, "cost": {}}
-    named: dict[str, Any] = {"study": "s", "profile": "tiny", "arm": "weak", "seed": seed, "environment": {}}
-    return TrialRecord.model_validate(
-        {**named, **empty, "status": outcome, "reason": reason, "steps": 64, "finished": ""}
-    )
 
 
 class Clock:
@@ -46,7 +38,7 @@ def test_without_a_terminal_progress_is_rare_and_ends_are_told() -> None:
         for step in range(0, 64, 2):
             display.shown(status(stage="train", done=step, total=64, values={"objective/kl_exact_per_token": 0.0123}))
             clock.now += 1
-        display.ended(record(outcome="diverged", reason="entropy 0"), 32.0)
+        display.ended(record_of(status="diverged", reason="entropy 0"), 32.0)
     lines = text.getvalue().splitlines()
     assert len(lines) == 6
     assert lines[0] == "already recorded: 1 of 4 trials"
@@ -76,7 +68,7 @@ def test_the_live_table_shows_running_and_ended_trials_and_how_old_a_status_is()
     display, text, _ = shown(force_terminal=True)
     display.total = 20
     for number in range(12):
-        display.ended(record(seed=number), 1.0)
+        display.ended(record_of(seed=number), 1.0)
     display.shown(
         status("strong seed 7", time.time(), stage="train", done=32, total=64, values={"policy/entropy": 1.25})
     )

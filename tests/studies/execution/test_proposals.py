@@ -12,6 +12,7 @@ import pytest
 from fake_trial import SEARCH, landscape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from light_study import record_of
 
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, write_atomic
 from studies.definition.design import Cell
@@ -57,7 +58,10 @@ class World:
     def end(self, cell: Cell) -> None:
         """Have a trial leave its record."""
         self.ran.append(cell.arm)
-        one = record(cell, self.broken.get(cell.arm, "complete"))
+        status, config = self.broken.get(cell.arm, "complete"), cell.config
+        summary = {} if status == "failed" else landscape(config.kl.beta, config.algorithm.clip.epsilon)
+        ended = {"status": status, "steps": 0 if status == "failed" else 2048, "summary": summary}
+        one = record_of(cell.arm, cell.seed, config=config.model_dump(mode="json"), config_digest=cell.digest, **ended)
         write_atomic(self.folder.trial_file(cell.arm, cell.seed), record_text(one))
 
     def trials(self) -> list[dict[str, Any]]:
@@ -68,26 +72,6 @@ class World:
     def _recorded(self, cell: Cell) -> TrialRecord | None:
         one = self.folder.record(cell.arm, cell.seed)
         return one if one and one.config_digest == cell.config.digest() else None
-
-
-def record(cell: Cell, status: str) -> TrialRecord:
-    summary = {} if status == "failed" else landscape(cell.config.kl.beta, cell.config.algorithm.clip.epsilon)
-    content = {
-        "study": "small",
-        "profile": "tiny",
-        "arm": cell.arm,
-        "seed": cell.seed,
-        "config": cell.config.model_dump(mode="json"),
-        "config_digest": cell.config.digest(),
-        "status": status,
-        "steps": 0 if status == "failed" else 2048,
-        "stages": {},
-        "summary": summary,
-        "cost": {},
-        "environment": {},
-        "finished": "",
-    }
-    return TrialRecord.model_validate(content)
 
 
 @pytest.fixture
@@ -191,8 +175,3 @@ def test_a_failure_on_which_nothing_was_built_is_tried_again(
     one.broken = {}
     one.run()
     assert one.trials() == alone
-    full_disk = world("full", **{f"n{number}": "failed" for number in range(5, 14)})
-    full_disk.run()
-    full_disk.broken = {}
-    full_disk.run()
-    assert full_disk.trials() == alone

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import math
 import shutil
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fake_trial
+import light_study
 import pytest
 from fake_trial import SEARCH
 from hypothesis import given
@@ -19,7 +19,6 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
 from pipeline.run.layout import Layout
 from studies.claims.verdicts import of_record
-from studies.console.summary import print_study
 from studies.definition.design import cells
 from studies.definition.schema import Study, load_study
 from studies.definition.search import Tried, arm, choose, confirmation, load, pareto, violations
@@ -29,19 +28,15 @@ from studies.execution import study as running
 from studies.execution.study import StudyResult, run_study
 from studies.tracking.sync import Synced
 
-SMALL = {"train.steps": 32}
+STEPS = {"train.steps": 32}
 WIN, KL = Objective(metric="eval/win_rate"), Objective(metric="eval/kl_per_token", direction="minimize")
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
 
 
 def go(study: Study, layout: Layout, name: str = "inline", jobs: int = 1, **control: Any) -> tuple[StudyResult, str]:
-    layout.root.mkdir(parents=True, exist_ok=True)
     fake_trial.control(layout, landscape=True, **control)
-    text = io.StringIO()
-    console = Console(file=text, width=250)
-    result = run_study(study, layout, None, SMALL, executors.executor(name, jobs), jobs, console, trials="fake_trial")
-    return result, text.getvalue()
+    return light_study.go(study, layout, name, jobs, **STEPS)
 
 
 def found(study: Study, layout: Layout) -> dict[str, Any]:
@@ -126,14 +121,6 @@ def test_again_nothing_runs_and_a_lost_file_is_made_again_from_the_records(whole
     assert len(fake_trial.calls(layout)) == 14 + 6
 
 
-def test_the_terminal_shows_the_knobs_of_what_was_confirmed(whole: Whole) -> None:
-    out, (chosen, *_) = Console(file=io.StringIO(), width=200), whole.content["confirmed"]
-    print_study(out, whole.result.study, whole.result.plan, whole.result.records, whole.content)
-    shown = [line.split() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
-    knobs = [f"{chosen['overrides'][key]:.4g}" for key in ("kl.beta", "algorithm.clip.epsilon")]
-    assert ["confirm-1", str(chosen["number"]), *knobs] in shown
-
-
 def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
     write_study: Callable[..., Study], layout: Layout, whole: Whole
 ) -> None:
@@ -148,14 +135,6 @@ def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
     other = write_study(SEARCH.replace("trials: 14", "trials: 4\n  seed: 1"))
     go(other, layout)
     assert {one["status"] for one in found(other, layout)["trials"]} == {"complete"}, "that record is of other settings"
-
-
-def test_nothing_feasible_is_said(write_study: Callable[..., Study], layout: Layout) -> None:
-    study = write_study(SEARCH.replace("max: 0.3", "max: 0.0001").replace("trials: 14", "trials: 3"))
-    result, text = go(study, layout)
-    assert "0 feasible; nothing to confirm but the baseline" in text
-    assert list(result.study.arm_overrides()) == ["baseline"]
-    assert found(study, layout)["pareto"] == []
 
 
 def test_two_objectives_give_a_front_and_its_ends_are_confirmed(
@@ -184,24 +163,14 @@ def test_the_search_is_kept_where_optunas_tools_look(whole: Whole) -> None:
     assert kept.trials[0].constraints.keys() == {"eval/kl_per_token <= 0.3", "ended"}
 
 
-def test_the_confirmation_is_a_study_of_its_own(
-    write_study: Callable[..., Study], layout: Layout, whole: Whole
-) -> None:
-    study, folder = whole.study, whole.layout.study(whole.study.name, "tiny")
-    assert list(confirmation(study, layout.study(study.name, "tiny")).arm_overrides()) == ["baseline"]
-    compared = confirmation(study, folder)
-    assert compared.kind == "search"
-    assert compared.seeds == (10, 11)
+def test_the_confirmation_is_a_study_of_its_own(write_study: Callable[..., Study], whole: Whole) -> None:
+    folder = whole.layout.study(whole.study.name, "tiny")
+    compared = confirmation(whole.study, folder)
+    assert (compared.kind, compared.seeds) == ("search", (10, 11))
     assert confirmation(compared, folder) == compared
-    assert [cell.label for cell in cells(compared, None, SMALL)][:3] == [
-        "baseline seed 10",
-        "confirm-1 seed 10",
-        "confirm-2 seed 10",
-    ]
+    assert [cell.arm for cell in cells(compared, None, STEPS)][:3] == ["baseline", "confirm-1", "confirm-2"]
     edited = write_study(SEARCH.replace("max: 0.3", "max: 0.2"))
-    assert list(confirmation(edited, folder).arm_overrides()) == ["baseline"], (
-        "what another search chose is not this one's"
-    )
+    assert list(confirmation(edited, folder).arm_overrides()) == ["baseline"], "another search chose the others"
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.booleans()), max_size=20)
@@ -267,7 +236,7 @@ def test_the_confirmation_sees_other_prompts_and_other_noise_than_the_search(who
 def test_a_search_without_prompts_for_its_confirmation_does_not_start(
     write_study: Callable[..., Study], layout: Layout
 ) -> None:
-    study, few = write_study(SEARCH), {**SMALL, "data.heldout_prompts": 1000}
+    study, few = write_study(SEARCH), {**STEPS, "data.heldout_prompts": 1000}
     hire, console = executors.Inline, Console(quiet=True)
     with pytest.raises(UserError, match=r"search\.confirm: .* set data\.heldout_prompts to at least 1024"):
         run_study(study, layout, None, few, hire, 1, console)
