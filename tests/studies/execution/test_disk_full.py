@@ -6,8 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,12 @@ import tinytrial
 import torch
 from light_study import go, results
 from safetensors import SafetensorError
-from typer.testing import CliRunner
 
-from ablate import app
-from pipeline.faults import DiskFull, disk_full, explained, is_disk_full
+from pipeline.faults import DiskFull, explained, is_disk_full
 from pipeline.run.layout import Layout
 from pipeline.training import checkpoint
 from studies.definition.schema import Study
 from studies.execution import records
-from studies.execution import study as running
-from studies.tracking.sync import Synced
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
 FAULT = 4
@@ -37,8 +32,8 @@ def full(name: str | None = None) -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 
 
-def chained(error: Exception, cause: Exception, *, raised_from: bool = False) -> Exception:
-    error.__cause__, error.__context__ = (cause if raised_from else None), cause
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__context__ = cause
     return error
 
 
@@ -46,14 +41,10 @@ def chained(error: Exception, cause: Exception, *, raised_from: bool = False) ->
     ("error", "is_full"),
     [
         (full(), True),
-        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), True),
         (OSError(28, "Error writing bytes to file. Detail: [errno 28] No space left on device"), True),  # pyarrow
         (SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"), True),
-        (
-            chained(RuntimeError("inline_container.cc:672 . unexpected pos 704"), full()),
-            True,
-        ),  # torch
-        (chained(ValueError("commit"), Exception("database or disk is full"), raised_from=True), True),  # Optuna
+        (caused(RuntimeError("inline_container.cc:672 . unexpected pos 704"), full()), True),  # torch
+        (caused(ValueError("commit"), Exception("database or disk is full")), True),  # Optuna
         (OSError(errno.EACCES, "Permission denied"), False),
         (RuntimeError("unexpected pos 704 vs 598"), False),
     ],
@@ -68,10 +59,7 @@ def test_the_line_names_the_disk_of_the_file_and_what_to_do(tmp_path: Path, monk
     monkeypatch.setattr(Path, "is_mount", lambda self: self == tmp_path)
     said = str(explained(full(str(tmp_path / "deep" / "file")), Path("/elsewhere")))
     assert said.startswith(f"the disk mounted at {tmp_path} is full (12 KiB of 8 MiB free)")
-    assert "run the same command again" in said
     assert not (tmp_path / "log").exists(), "no log is written to a full disk"
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**40))
-    assert "a quota is used up" in str(disk_full(full(), tmp_path))
 
 
 def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
@@ -130,48 +118,3 @@ def test_half_a_checkpoint_is_removed_and_the_trial_goes_on_exactly(
     _, again, same = tinytrial.run(tmp_path / "full")
     assert again == rows
     assert all(torch.equal(weights[name], same[name]) for name in weights)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own with 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("free", [40, 420])
-def test_a_disk_that_is_really_full(
-    small_disk: Path, smoke_layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
-) -> None:
-    """With 40 KiB not even the plan can be written, with 420 nearly all of the trial."""
-    monkeypatch.setattr(running, "sync", lambda *arguments, **more: Synced(True, 0))
-    out, study = small_disk / "out", tmp_path / "study.yaml"
-    study.write_text(STUDY)
-    for stage in ("prompts", "sft", "reward"):
-        shutil.copytree(smoke_layout.store / stage, out / "store" / stage)
-    left = shutil.disk_usage(small_disk).free - free * KIB
-    (small_disk / "ballast").write_bytes(bytes(left))
-    command = ["study", str(study), "--out", str(out), "--executor", "inline"]
-    stopped = CliRunner().invoke(app, command)
-    assert stopped.exit_code == FAULT, (stopped.output, stopped.exception)
-    (line,) = stopped.stderr.splitlines()
-    assert line.startswith(f"ablate: the disk mounted at {small_disk} is full (")
-    assert "Traceback" not in stopped.output
-    (small_disk / "ballast").unlink()
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, (done.output, done.exception)
-    for stage in ("train", "evaluate"):
-        (ours,) = (path for path in (out / "store" / stage).iterdir() if not path.name.startswith("."))
-        for file in (
-            path
-            for path in ours.rglob("*")
-            if path.is_file() and path.name != "manifest.json" and path.parent.name != "log"
-        ):
-            assert file.read_bytes() == (smoke_layout.store / stage / ours.name / file.relative_to(ours)).read_bytes()

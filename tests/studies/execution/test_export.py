@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from pipeline.config.names import TRAINING
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
-from pipeline.rewards.settings import JudgeConfig
 from pipeline.run.layout import Layout
 from pipeline.trial import run_trial
 from studies.execution.export import export
@@ -99,27 +97,6 @@ def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, t
     target = export("demo/base/0", tmp_path / "policy", smoke_layout)
     config = smoke(model__base=str(target), train__steps=4, sft__steps=2)
     assert run_trial(config, Layout(tmp_path / "out"), Recorder()).steps == 4
-
-
-def classifier(**settings: str) -> dict[str, Any]:
-    return {"kind": "classifier", "classifier": {"label": "POSITIVE", **settings}}
-
-
-@pytest.mark.parametrize(
-    ("judge", "name"),
-    [
-        ({"kind": "lexicon"}, "lexicon judge (VADER)"),
-        (
-            classifier(model="org/sst", revision="a" * 40),
-            f"classifier judge (`org/sst` at revision {'a' * 40}, label POSITIVE)",
-        ),
-        (classifier(model="/home/me/sst"), "classifier judge (a local classifier, label POSITIVE)"),
-    ],
-)
-def test_the_card_names_the_judge_and_no_local_path(judge: dict[str, Any], name: str) -> None:
-    from studies.execution.export import _judge
-
-    assert _judge(smoke().model_copy(update={"judge": JudgeConfig.model_validate(judge)})) == name
 
 
 @pytest.mark.slow

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from reward_record import SCALES, TEXTS, note_reward, recorded_reward
+from reward_record import SCALES, TEXTS, recorded_reward
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
@@ -19,7 +18,6 @@ from pipeline.rewards.classifier import load
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
-from pipeline.run.store import read_manifest
 from pipeline.stages.sources import check_sources
 from studies.execution.export_reward import OFFSET, export_reward
 from studies.execution.score import scorer_of
@@ -104,23 +102,3 @@ def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(layout: Layout, t
     )
     mean, std = SCALES[1]
     assert torch.allclose(by_transformers(folder, TEXTS), (raw - mean) / std, atol=1e-5)
-
-
-def noted(layout: Layout, change: dict[str, Any], **spec: str) -> None:
-    """Change what the reward stage of the recorded trial noted, and what it noted of its part."""
-    record = recorded_reward(layout)
-    meta = read_manifest(layout.root / record.stages["reward"].path).meta
-    made = meta["parts"]["reward"]
-    parts = {"reward": {**made, "spec": {**made["spec"], **spec}}}
-    note_reward(layout, record, {**meta, **change, "parts": parts})
-
-
-def test_what_is_no_learned_reward_is_told(layout: Layout, tmp_path: Path) -> None:
-    recorded_reward(layout)
-    with pytest.raises(UserError, match="--member 1: its reward is one model"):
-        export_reward("made/base/0", tmp_path / "model", layout, member=1)
-    with pytest.raises(UserError, match=r"--part \(helpful\): its learned parts are reward"):
-        export_reward("made/base/0", tmp_path / "model", layout, part="helpful")
-    noted(layout, {}, kind="pairwise")
-    with pytest.raises(UserError, match="it has no reward of kind learned but pairwise; only a model"):
-        export_reward("made/base/0", tmp_path / "model", layout)

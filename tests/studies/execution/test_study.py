@@ -147,13 +147,21 @@ def test_shared_stages_that_fail_twice_stop_the_study(write_study: Callable[...,
 
 def test_a_diverged_trial_counts_as_the_worst(write_study: Callable[..., Study], layout: Layout) -> None:
     fake_trial.control(layout, diverge=["0.01/1"])
-    text = Path(write_study().source).read_text().replace("before_step: 32", "before_step: 60").replace("0.5", "0.4")
-    result, shown = go(write_study(text), layout)
+    result, _ = go(write_study(), layout)
     assert ("COMPLETE", "weak", 1, 0.0) in in_optuna(layout)
     assert [record.reason for record in result.records if record.status == "diverged"] == ["entropy 0"]
-    by_arm = {(verdict.arm, verdict.outcome, verdict.step) for verdict in result.verdicts}
-    assert by_arm == {("weak", "FALSIFIED", 48), ("strong", "SURVIVED", None)}
-    assert "weak seed 0: claim drift FALSIFIED" in shown
+
+
+def test_a_study_that_cannot_fit_is_refused_before_anything_is_written(
+    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(config: object, label: str) -> None:
+        raise UserError(f"{label} cannot fit")
+
+    monkeypatch.setattr(fake_trial, "check_budget", refuse)
+    with pytest.raises(UserError, match="weak seed 0 cannot fit"):
+        go(write_study(), layout)
+    assert not layout.study("small", "tiny").path.exists()
 
 
 def test_a_record_of_other_artifacts_or_settings_does_not_count(
@@ -198,23 +206,6 @@ def test_a_killed_command_takes_its_children_along_and_the_same_command_continue
         if (record.arm, record.seed) in finished:
             assert record.finished == finished[record.arm, record.seed]
     assert [fake_trial.calls(layout).count(cell) for cell in ("0.01/0", "0.2/0")] == [1, 1]
-
-
-def test_a_study_that_cannot_fit_is_refused_before_anything_is_written(
-    write_study: Callable[..., Study], layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checked: list[str] = []
-
-    def refuse(config: object, label: str) -> None:
-        checked.append(label)
-        if len(checked) == 2:
-            raise UserError(f"{label} cannot fit")
-
-    monkeypatch.setattr(fake_trial, "check_budget", refuse)
-    with pytest.raises(UserError, match="strong seed 0 cannot fit"):
-        go(write_study(), layout)
-    assert checked == ["weak seed 0", "strong seed 0"]  # seeds differ in nothing that costs
-    assert not layout.study("small", "tiny").path.exists()
 
 
 def test_a_child_far_beyond_its_cap_is_killed_and_its_log_tells_where_it_stood(
