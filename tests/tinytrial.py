@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,14 @@ from pipeline.models.anatomy import trunk
 from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
-from pipeline.models.offload import Offload
 from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
-from pipeline.models.quantization import hold, quantize
+from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog, merged
 from pipeline.training.checkpoint import Files
 from pipeline.training.experience import Experience, Measured, Rows
 from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
-from pipeline.training.judging import Offloaded, Scores
+from pipeline.training.judging import Scores
 from pipeline.training.pairs import StoredPairs
 from pipeline.training.rounds import Round
 from pipeline.training.trainer import Trainer
@@ -118,7 +117,6 @@ def trainer(
     caps: dict[str, Any] | None = None,
     device: str = "cpu",
     part: Round | None = None,
-    offload: Callable[[list[Any]], Offload] | None = None,
     **knobs: Any,
 ) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,11 +131,9 @@ def trainer(
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
     config = trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)})
-    beside = [] if isinstance(reference, WithoutAdapter) else [reference]
-    hold(beside, config.train.frozen_dtype)
     return Trainer(
         config,
-        Networks(actor_critic, reference, Offloaded(offload(beside), offload([])) if offload else None),
+        Networks(actor_critic, reference),
         TrainingData(
             queries,
             mask,
@@ -226,7 +222,6 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora"},
     "few bits": FEW_BITS,
-    "rounded reference": {"train__frozen_dtype": "bf16"},
     **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
     "trpo": {**preset("trpo"), "algorithm__trpo__cg_iterations": 2},  # which take most of its time

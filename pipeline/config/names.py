@@ -36,8 +36,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("beta1", "beta_1", "b1", "β1", "β₁"), ("algorithm.v_star.beta",)),
     **dict.fromkeys(("beta2", "beta_2", "b2", "β2", "β₂"), ("kl.beta",)),
     **dict.fromkeys(("num_ref_samples", "ref_samples", "num_reference_samples"), ("values.samples",)),
-    **dict.fromkeys(("frozen_dtype", "ref_dtype", "reference_dtype"), ("train.frozen_dtype",)),
-    **dict.fromkeys(("offload", "param_offload", "ref_offload", "cpu_offload"), ("runtime.offload_reference",)),
     "scale_rewards": ("algorithm.advantage",),
     **dict.fromkeys(("kl_coef", "init_kl_coef"), ("kl.beta",)),
     "kl_target": ("kl.adaptive.target",),

@@ -61,9 +61,6 @@ class CriticConfig(Section):
             " each, before the policy moves; of a shared critic its head alone"
         ),
     )
-    pretraining_lr: Annotated[StrictlyPositive, CRITIC, above("critic.pretraining_steps")] = Field(
-        1e-3, description="learning rate of value pre-training"
-    )
     warmup_steps: Annotated[int, Field(ge=0), CRITIC, TRAINED, ADAM_MOVES_THE_POLICY] = Field(
         0,
         description=(
@@ -111,9 +108,6 @@ class AdapterConfig(Section):
     quantize: Annotated[Literal["none", "4bit"], Always()] = Field(
         "none", description="4bit: hold the frozen weights of policy and reference in NF4; needs kind: lora"
     )
-    frozen_layers: Annotated[int, Field(ge=0)] = Field(
-        0, description="number of lowest blocks that are not trained; from 1 on, the embeddings are not trained either"
-    )
 
     @model_validator(mode="after")
     def _frozen(self) -> Self:
@@ -121,8 +115,6 @@ class AdapterConfig(Section):
             raise ValueError(
                 "quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter.kind: lora"
             )
-        if self.kind == "lora" and self.frozen_layers:
-            raise ValueError("frozen_layers and kind: lora exclude each other; an adapter freezes every layer already")
         return self
 
 

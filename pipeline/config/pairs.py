@@ -75,11 +75,6 @@ def _check_stored(config: Config) -> None:
             "train.data 'pairs' are those that a reward was learned from, and reward.kind is"
             f" '{config.reward.kind}'; use {' or '.join(TRAINED)}, or train.data: rollouts"
         )
-    if config.train.frozen_dtype != "fp32":
-        raise ValueError(
-            f"train.frozen_dtype '{config.train.frozen_dtype}' rounds the reference, and train.data 'pairs' learns from"
-            " each token's ratio to it, which must begin at 1; use fp32, and runtime.offload_reference to save memory"
-        )
     for key, value in (("algorithm.target_kl", config.algorithm.target_kl), ("kl.hinge", config.kl.hinge)):
         if value is not None:
             raise ValueError(

@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pipeline.algorithms.settings import LEARNS
 from pipeline.config.base import Positive, Section, StrictlyPositive
-from pipeline.config.effects import setting
 
 
 class RuntimeConfig(Section):
@@ -47,12 +45,6 @@ class RuntimeConfig(Section):
             "folder in which classes of your own (kind: package.module:Class) are looked for before PYTHONPATH; a study"
             " sets it to the folder of its file"
         ),
-    )
-    offload_reference: Annotated[
-        bool, setting("runtime.device", "auto", "cuda"), setting("adapter.kind", "none"), LEARNS
-    ] = Field(
-        False,
-        description="hold the weights of reference and reward networks in host memory while no rollout is scored",
     )
 
     def static_sampler(self, on_card: bool) -> bool:

@@ -7,17 +7,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.base import Finite, Fraction, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens
-from pipeline.config.effects import Always, When, above, setting
+from pipeline.config.effects import Always, above, setting
 
 ROLLOUTS = setting("train.data", "rollouts")
-FROZEN_NETWORK = When(
-    "a network that is not trained: adapter.kind: none (the reference), or a reward that is a network",
-    lambda config: (
-        config.adapter.kind == "none"
-        or any(part.kind in ("learned", "pairwise", "classifier") for part in config.reward.scorers().values())
-    ),
-    "adapter.kind",
-)
 
 
 class StopRule(Section):
@@ -65,13 +57,6 @@ class TrainConfig(Section):
     )
     overlong_penalty: Annotated[NonNegative, above("train.overlong_share"), ROLLOUTS] = Field(
         1.0, description="in score units: subtracted in full from a response that is cut, in part from one nearly so"
-    )
-    frozen_dtype: Annotated[Literal["fp32", "fp16", "bf16"], FROZEN_NETWORK] = Field(
-        "fp32",
-        description=(
-            "in what the linear maps of reference and reward networks are held while the policy is trained; products"
-            " are in the precision of the device all the same"
-        ),
     )
     min_entropy: NonNegative = Field(
         0.01, description="nats per token; a rollout with less entropy has collapsed, and the trial ends as diverged"

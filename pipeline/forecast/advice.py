@@ -33,8 +33,6 @@ CRITICS: Mapping[str, Changes] = {
 }
 CHANGES: tuple[Changes, ...] = (
     {"runtime.gradient_checkpointing": True},
-    {"runtime.offload_reference": True},
-    {"train.frozen_dtype": "fp16"},
     {"critic.adapter": "lora"},
     EIGHT_BIT_CRITIC,
     {"critic.kind": "shared"},

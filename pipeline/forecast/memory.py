@@ -77,8 +77,8 @@ def _learned_rewards(trial: ForecastSubject) -> Iterator[Parts]:
 
 
 def _train(trial: ForecastSubject) -> Iterator[Parts]:
-    """The phases of training: a gradient step, sampling, measuring log-probs, scoring by learned rewards."""
-    shape, cfg, away = trial.shape, trial.config, trial.offloads
+    """The phases of training: a gradient step, sampling, measuring log-probs."""
+    shape, cfg = trial.shape, trial.config
     policy, critic, natural = trial.policy.parameters, trial.critic.parameters, cfg.algorithm.trust_region == "trpo"
     lora = cfg.adapter.kind == "lora"
     held = _held(shape, cfg.critic.held) - 4.0 * shape.head if cfg.critic.has_adapter else 0.0
@@ -91,7 +91,6 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
         "natural step": 4.0 * 5 * policy * natural,
         "critic": 4.0 * critic + held,
     }
-    between = {**lasting, "gradients": 0.0} if away else lasting
     copies = _copies(trial) if trial.policy.head else 0.0
     sampling, measuring = _sampling(trial, copies), _measuring(trial, *_at_once(trial), copies)
     if trial.on_card and cfg.runtime.static_sampler(trial.on_card):
@@ -99,10 +98,8 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
         columns = trial.longest_prompt + cfg.train.response_length
         sampling["cache"] = 2.0 * min(cfg.runtime.rollout_batch_size, cfg.train.batch_size) * columns * shape.kv
         sampling[COPIES] = 2.0 * (shape.maps + shape.head_map)
-    yield {**lasting, **frozen(trial, away, away), **_gradient_step(trial)}
-    yield {**between, **frozen(trial, away, away), **sampling}
-    yield {**between, **frozen(trial, False, away), **measuring}
-    yield {**between, **frozen(trial, away, False), **measuring, "logits": 0.0}
+    for phase in (_gradient_step(trial), sampling, measuring):
+        yield {**lasting, **_frozen(trial), **phase}
 
 
 def _gradient_step(trial: ForecastSubject) -> Parts:
@@ -110,14 +107,9 @@ def _gradient_step(trial: ForecastSubject) -> Parts:
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
     trunks = 2 if cfg.critic.kind == "separate" else 1
-    upper = 1.0 if runtime.gradient_checkpointing else 1 - cfg.adapter.frozen_layers / shape.layers
     entries = chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
     return {
-        "activations": rows
-        * (trial.longest_prompt + trial.learned_response - 1)
-        * _kept(trial, shape)
-        * upper
-        * trunks,
+        "activations": rows * (trial.longest_prompt + trial.learned_response - 1) * _kept(trial, shape) * trunks,
         # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
         # head's weight.
         "logits": entries * (14.0 if trial.on_card else 12.0) + 4.0 * shape.head_map * trial.policy.head,
@@ -156,15 +148,13 @@ def _measuring(trial: ForecastSubject, rows: int, length: float, copies: float =
     return {"activations": together * length * block, "logits": entries * 20.0, COPIES: copies}
 
 
-def frozen(trial: ForecastSubject, reference_away: bool, reward_away: bool) -> Parts:
-    """The frozen networks of training, without those that are away from the card; judges never are."""
-    cfg, how = trial.config, trial.config.train.frozen_dtype
-    like_policy = _held(trial.shape, how) * (not reference_away)
-    rewards = cfg.learned_rewards * _held(trial.reward_shape, how) + FROZEN_BYTES[how] * trial.rewarding
+def _frozen(trial: ForecastSubject) -> Parts:
+    """The frozen networks of training."""
+    cfg, own = trial.config, 4.0 * trial.shape.parameters
     return {
-        "reference": like_policy * (cfg.adapter.kind == "none"),
-        "policy at the start of the round": like_policy * (cfg.rounds > 1),
-        "reward": rewards * (not reward_away) + 4.0 * trial.judging,
+        "reference": own * (cfg.adapter.kind == "none"),
+        "policy at the start of the round": own * (cfg.rounds > 1),
+        "reward": 4.0 * (cfg.learned_rewards * trial.reward_shape.parameters + trial.judging + trial.rewarding),
     }
 
 

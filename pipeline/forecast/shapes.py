@@ -202,10 +202,7 @@ class ForecastSubject:
             return Trained(0, 0.0, 0.0, shape.maps)
         if adapter.kind == "lora":
             return Trained.adapter(shape, adapter.rank)
-        upper = 1 - adapter.frozen_layers / shape.layers
-        outside = 0 if adapter.frozen_layers else shape.outside
-        parameters, maps = round(shape.blocks * upper) + outside + shape.head, shape.maps * upper
-        return Trained(parameters, maps, maps, shape.maps, bool(outside or shape.head))
+        return Trained(shape.parameters, shape.maps, shape.maps, shape.maps, head=True)
 
     @cached_property
     def critic(self) -> Trained:
@@ -223,11 +220,6 @@ class ForecastSubject:
         learned = self.config.reward.learned
         scratch = scratch_shape(learned.scratch.sizes(), self.shape.vocab) if learned.trunk == "scratch" else None
         return scratch or self.shape
-
-    @property
-    def offloads(self) -> bool:
-        """Whether frozen networks are off the card while no rollout is scored."""
-        return self.on_card and self.config.runtime.offload_reference and self.config.adapter.kind == "none"
 
     @property
     def judging(self) -> int:

@@ -15,7 +15,7 @@ from pipeline.config.model import SftConfig
 from pipeline.config.pairs import only_watched
 from pipeline.config.replay import has_replay
 from pipeline.config.trial import TrialConfig
-from pipeline.forecast.memory import checkpoint_bytes, frozen
+from pipeline.forecast.memory import checkpoint_bytes
 from pipeline.forecast.shapes import ForecastSubject, Shape, Trained
 from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import roofline as t4
@@ -179,8 +179,6 @@ def training_hours(trial: ForecastSubject) -> dict[str, float]:
         for number in later:
             work += reward_work(trial, pairs * (number if cfg.reward.learned.keep_pairs == "all" else 1))
         hours["reward"] = work.hours("reward") + len(later) * opponents_hours(trial)
-    here, away = (sum(frozen(trial, gone, gone).values()) for gone in (False, trial.offloads))
-    hours["offload"] = updates * (here - away) / t4.T4_HOST_BYTES / 3600
     each, share = checkpoint_bytes(trial) / DISK_BYTES / 3600, cfg.runtime.checkpoint_share
     wanted = updates // cfg.runtime.checkpoint_updates * each
     hours["checkpoint"] = wanted if share is None else min(wanted, share * sum(hours.values()))

@@ -1,5 +1,5 @@
-"""Which weights of a policy, and of a separate critic, are trained: all, the upper blocks of a policy, or a low-rank
-adapter beside frozen ones.
+"""Which weights of a policy, and of a separate critic, are trained: all, or a low-rank adapter
+beside frozen ones.
 
 With an adapter the reference is the same network with the adapter switched off: no second copy is in memory.
 """
@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from pipeline.config.trial import TrialConfig
-from pipeline.errors import UserError
-from pipeline.models.anatomy import block_lists, trunk
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.quantization import matrix, quantize
 from pipeline.models.seeding import seed_of
@@ -27,8 +26,7 @@ def choose_trained(lm: CausalLM, cfg: TrialConfig) -> CausalLM:
         case "lora":
             _add_lora(lm, cfg.adapter.rank, cfg.adapter.alpha, seed_of(cfg.train.seed, "adapter"))
         case "none":
-            if cfg.adapter.frozen_layers:
-                _freeze_lower(lm, cfg.adapter.frozen_layers)
+            pass
         case _:
             assert_never(cfg.adapter.kind)
     return lm
@@ -67,29 +65,6 @@ def _add_lora(network: CausalLM, rank: int, alpha: float, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, network)
-
-
-def _freeze_lower(lm: CausalLM, count: int) -> None:
-    """No gradient for the embeddings (and a head that is tied to them) and for the lowest `count` blocks."""
-    layers = blocks(lm)
-    if count >= len(layers):
-        raise UserError(
-            f"adapter.frozen_layers = {count}: the policy has {len(layers)} layers; leave at least one to train"
-        )
-    # A position embedding left to train would send every gradient through all that is frozen.
-    embeddings = [module for module in trunk(lm).children() if isinstance(module, nn.Embedding)]
-    for module in (lm.get_input_embeddings(), *embeddings, *layers[:count]):
-        module.requires_grad_(False)
-
-
-def blocks(lm: CausalLM) -> nn.ModuleList:
-    """The network's blocks, lowest first; every decoder-only architecture keeps them in one list."""
-    lists = block_lists(trunk(lm).children(), lm.config)
-    if len(lists) != 1:
-        raise UserError(
-            f"adapter.frozen_layers: cannot tell the blocks of a {type(lm).__name__} apart; use 0, or a LoRA adapter"
-        )
-    return lists[0]
 
 
 def adapter_layers(lm: CausalLM) -> Iterator[tuple[str, Any]]:

@@ -19,14 +19,8 @@ from pipeline.run.layout import write_json
 
 
 def check_devices(runtime: RuntimeConfig) -> torch.device:
-    """The device of a trial. Raises `UserError` where CUDA has no GPU, or fewer than `runtime.processes`, and where
-    networks are to leave a card that is not there."""
+    """The device of a trial. Raises `UserError` where CUDA has no GPU, or fewer than `runtime.processes`."""
     device = device_of(runtime.device)
-    if device.type == "cpu" and runtime.offload_reference:
-        raise UserError(
-            "runtime.offload_reference = true: the trial runs on a CPU, and there is no card for the networks to leave;"
-            " use false, or a CUDA device"
-        )
     if device.type == "cuda" and runtime.processes > torch.cuda.device_count():
         raise UserError(
             f"runtime.processes = {runtime.processes}: each process needs a GPU of its own, {torch.cuda.device_count()}"

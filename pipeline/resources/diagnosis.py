@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,14 +16,12 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from pipeline.errors import UserError
-from pipeline.faults import existing
-from pipeline.resources.device import built_for_cards, driver_version
+from pipeline.faults import existing, in_words
 from pipeline.resources.machine import GIB, processor
 
 State = Literal["ok", "note", "missing"]
 """ok: as it should be; note: something optional is not there; missing: nothing runs without it."""
-PROJECT, FEWEST_PYTHON = "ablate", (3, 11)
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+FEWEST_PYTHON = (3, 11)
 EXTRAS = {
     "quantize": "weights in 4 or 8 bits",
     "ocr": "rewards that read text from pictures",
@@ -75,19 +72,11 @@ def packages() -> Iterator[Finding]:
 
 
 def requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
-    """What this project needs, and what each extra needs: by the source tree, else as it was installed."""
-    if PYPROJECT.is_file():
-        project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
-        extras = project["optional-dependencies"]
-        return _parsed(project["dependencies"]), {name: _parsed(lines) for name, lines in extras.items()}
-    lines = _parsed(requires(PROJECT) or ())
+    """What this project needs, and what each extra needs, as it was installed."""
+    lines = [Requirement(line) for line in requires("ablate") or ()]
     needed = [one for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
     own = {name: [one for one in lines if one.marker and one.marker.evaluate({"extra": name})] for name in EXTRAS}
     return needed, {name: [one for one in found if one not in needed] for name, found in own.items()}
-
-
-def _parsed(lines: Iterable[str]) -> list[Requirement]:
-    return [Requirement(line) for line in lines]
 
 
 def unmet(wanted: Iterable[Requirement]) -> Iterator[str]:
@@ -103,20 +92,20 @@ def unmet(wanted: Iterable[Requirement]) -> Iterator[str]:
 
 
 def cards(precision: Callable[[int], str]) -> Iterator[Finding]:
-    """The CUDA driver, what torch was built for, and every card that it sees; `precision` of the card with a number."""
+    """Every card that torch sees, or why it sees none; `precision` of the card with a number."""
     import torch
 
-    driver, built = driver_version(), torch.version.cuda
-    if torch.cuda.is_available():
-        yield Finding("driver", "ok", f"CUDA up to {dotted(driver) if driver else 'unknown'}; torch has {built}")
-        for number in range(torch.cuda.device_count()):
-            try:
-                yield Finding(f"card {number}", "ok", _card(number, precision))
-            except (RuntimeError, UserError) as error:  # a card that is counted may still not answer
-                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                yield Finding(f"card {number}", "note", f"cannot be used: {said}", "look at nvidia-smi; " + ON_CPU)
-        return
-    yield Finding("card", "note", *without_card(driver, built, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = "torch was built for CPUs" if built is None else f"torch, built for CUDA {built}, sees none"
+        yield Finding("card", "note", f"{why}; trials run on the CPU", "" if built is None else "look at nvidia-smi")
+    for number in range(torch.cuda.device_count()):
+        try:
+            yield Finding(f"card {number}", "ok", _card(number, precision))
+        except (RuntimeError, UserError) as error:  # a card that is counted may still not answer
+            yield Finding(
+                f"card {number}", "note", f"cannot be used: {in_words(error)}", f"look at nvidia-smi; {ON_CPU}"
+            )
 
 
 def _card(number: int, precision: Callable[[int], str]) -> str:
@@ -128,35 +117,6 @@ def _card(number: int, precision: Callable[[int], str]) -> str:
         f"{kind.name}, {total / GIB:.1f} GiB ({free / GIB:.1f} free), compute capability {kind.major}.{kind.minor},"
         f" computes in {precision(number)}"
     )
-
-
-def without_card(driver: int | None, built: str | None, visible: str | None) -> tuple[str, str]:
-    """Why torch sees no card, and what to do; `driver` as `driver_version` gives it, `built` as torch names it."""
-    if driver is None:
-        return "none: no CUDA driver is loaded, so trials run on the CPU", ""
-    if not built_for_cards() or built is None:
-        return (
-            f"not used: the driver has CUDA {dotted(driver)}, and torch was built for CPUs",
-            f"install a build of torch for CUDA {driver // 1000} in this Python",
-        )
-    if visible is not None and not visible.strip(" -1"):
-        return f"hidden: CUDA_VISIBLE_DEVICES is '{visible}'", "unset CUDA_VISIBLE_DEVICES"
-    major = int(built.partition(".")[0])
-    if driver // 1000 < major:
-        return (
-            f"not used: torch was built for CUDA {built}, and the driver has CUDA {dotted(driver)}",
-            f"update the driver, or install a build of torch for CUDA {driver // 1000}",
-        )
-    return f"none: a driver with CUDA {dotted(driver)} is loaded, but torch finds no card", "look at nvidia-smi"
-
-
-def dotted(driver: int) -> str:
-    """A driver's version as people write it.
-
-    >>> dotted(12040)
-    '12.4'
-    """
-    return f"{driver // 1000}.{driver % 1000 // 10}"
 
 
 def memory() -> Finding:

@@ -15,7 +15,7 @@ from pipeline.resources.roofline import EFFICIENCY, t4_seconds
 
 KEPT = "checkpoints"
 """Where the checkpoints of a trial lie, and beside them the metrics of one that a cap has ended."""
-MEMORY_KNOBS = ("micro_batch_size", "rollout_batch_size", "gradient_checkpointing", "offload_reference", "processes")
+MEMORY_KNOBS = ("micro_batch_size", "rollout_batch_size", "gradient_checkpointing", "processes")
 """Of `runtime`: what changes how much memory a trial takes, and not its result."""
 
 

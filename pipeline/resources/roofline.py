@@ -11,8 +11,6 @@ T4_BYTES = 320e9
 """Memory bandwidth of a T4, bytes/s (same)."""
 T4_FP32_FLOPS = 8.1e12
 """fp32 peak, FLOP/s (same)."""
-T4_HOST_BYTES = 12e9
-"""Pinned host memory to the card, bytes/s: of PCIe 3.0 x16 (15.8e9) what is usual; assumed, not measured on a T4."""
 EFFICIENCY = {"generate": 0.5, "score": 0.35, "selfcheck": 0.35, "natural step": 0.35, "train": 0.35, "reward": 0.35}
 """Fraction of the roofline assumed for each phase; assumed, not measured on a T4. `reward`: the rewards of
 later rounds, each made for one trial alone."""

@@ -1,12 +1,10 @@
-"""Whether a repository of the hub can be had: asked in one short call, before anything is started or downloaded."""
+"""Whether a repository of the hub is available: asked in one short call, before anything is started or downloaded."""
 
 from __future__ import annotations
 
 import re
-from concurrent.futures import Future
 from functools import lru_cache
 from pathlib import Path
-from threading import Lock, Thread
 from typing import Literal
 
 from pipeline.config.base import COMMIT
@@ -16,14 +14,11 @@ from pipeline.faults import in_words
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 TIMEOUT_S = 10.0
-"""For the hub to answer, with all that lies before it: names, proxies, addresses."""
 Kind = Literal["dataset", "model"]
-_asking, _unreachable = Lock(), list[str]()
-"""The cause why the hub cannot be reached, once that is known in this process."""
 
 
 def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> None:
-    """Refuse a model that is neither a folder with safetensors nor to be had from the hub.
+    """Refuse a model that is neither a folder with safetensors nor available from the hub.
 
     `key` is the key of the configuration, for the message; with `pinned` a hub id needs a commit. Raises `UserError`.
     """
@@ -42,22 +37,11 @@ def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> 
             f"{key} = '{model}': the revision {revision!r} does not pin it; set {key.rpartition('.')[0]}.revision to a"
             " commit, 40 hexadecimal digits (if it was meant as a folder, there is none of that name)"
         )
-    if _model_is_cached(model, revision):
-        return
-    cause = cause_of_absence("model", model, revision)
-    if cause:
+    if not _model_is_cached(model, revision) and (cause := cause_of_absence("model", model, revision)):
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        raise UserError(
-            absent(
-                key,
-                model,
-                revision,
-                cause,
-                HF_HUB_CACHE,
-                f"set {key} to a folder with config.json, *.safetensors, tokenizer",
-            )
-        )
+        instead = f"set {key} to a folder with config.json, *.safetensors, tokenizer"
+        raise UserError(absent(key, model, revision, cause, HF_HUB_CACHE, instead))
 
 
 def available(model: str, revision: str | None) -> bool:
@@ -66,7 +50,7 @@ def available(model: str, revision: str | None) -> bool:
 
 
 def absent(key: str, name: str, revision: str | None, cause: str, cache: object, instead: str) -> str:
-    """The one line for what can be had neither from the network nor from a cache."""
+    """One line for a repository that is available neither from the network nor from a cache."""
     at = f" at revision {revision}" if revision else ""
     return (
         f"{key} = '{name}'{at} is not in the cache {cache} and could not be downloaded from the hub ({cause}). With a"
@@ -76,50 +60,18 @@ def absent(key: str, name: str, revision: str | None, cause: str, cache: object,
 
 @lru_cache(maxsize=64)
 def cause_of_absence(kind: Kind, name: str, revision: str | None) -> str:
-    """Why the hub does not give a repository, in words; empty where it does.
-
-    A hub that did not answer once is not asked again: its client waits for each of the hub's addresses in turn, and
-    nothing limits the search for them.
-    """
-    from huggingface_hub import constants
+    """Why a repository is not available from the hub, in words; empty where it is. Asked once in a process."""
+    from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set, so the network was not asked"
-    with _asking:
-        if _unreachable:
-            return _unreachable[0]
-        answer: Future[str] = Future()
-        # A daemon, so that a process can end while it waits.
-        Thread(target=_ask, args=(answer, kind, name, revision), name="hub", daemon=True).start()
-        try:
-            return answer.result(TIMEOUT_S)
-        except TimeoutError:
-            cause = f"no answer within {TIMEOUT_S:g} s"
-        except Unreachable as error:
-            cause = str(error)
-        _unreachable.append(cause)
-        return cause
-
-
-class Unreachable(Exception):
-    """No answer of the hub, in words."""
-
-
-def _ask(answer: Future[str], kind: Kind, name: str, revision: str | None) -> None:
-    from huggingface_hub import HfApi
-
     try:
         info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
-    except Exception as error:  # its client raises a dozen unrelated classes for "not to be had"
-        answered = getattr(error, "response", None) is not None or isinstance(error, ValueError)
-        if answered:
-            answer.set_result(in_words(error))
-        else:
-            answer.set_exception(Unreachable(in_words(error)))
-        return
+    except Exception as error:  # its client raises a dozen unrelated classes for "not available"
+        return in_words(error)
     files = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
     without = kind == "model" and not any(file.endswith(".safetensors") for file in files)
-    answer.set_result("it has no *.safetensors, and pickled weights are never read" if without else "")
+    return "it has no *.safetensors, and pickled weights are never read" if without else ""
 
 
 def _model_is_cached(model: str, revision: str | None) -> bool:

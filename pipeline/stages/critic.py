@@ -29,6 +29,9 @@ from pipeline.training.judging import final_scores
 from pipeline.training.new_actor import load_reference, with_critic
 from pipeline.training.value_pretraining import ScoredResponses, pretrain
 
+LEARNING_RATE = 1e-3
+"""Of value pre-training, which fits a head from zero."""
+
 
 def critic(
     cfg: TrialConfig,
@@ -54,7 +57,7 @@ def critic(
         room = Room("runtime.micro_batch_size", cfg.runtime.micro_batch_size, reporter.warn)
         with ledger.timed("train"):
             explained = pretrain(
-                actor, samples, steps, cfg.train.batch_size, cfg.critic.pretraining_lr, cfg.algorithm.gamma,
+                actor, samples, steps, cfg.train.batch_size, LEARNING_RATE, cfg.algorithm.gamma,
                 0, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),
             )  # fmt: skip
         save_critic(actor, out / "critic.safetensors")

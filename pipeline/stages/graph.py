@@ -85,7 +85,6 @@ STAGES = (
             "critic.kind",
             "critic.init",
             "critic.pretraining_steps",
-            "critic.pretraining_lr",
             "critic.adapter",
             "adapter.rank",
             "adapter.alpha",

@@ -25,11 +25,9 @@ from pipeline.models.adapters import WithoutAdapter, merged
 from pipeline.models.critic import restore_critic, save_critic
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
-from pipeline.models.offload import Offload
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
 from pipeline.models.process import rollout_room
-from pipeline.models.quantization import hold
 from pipeline.models.tokenizers import closing_tokens
 from pipeline.resources.ledger import KEPT, Ledger, ended
 from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
@@ -44,7 +42,7 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.checkpoint import Files, checkpoints
 from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
-from pipeline.training.judging import Offloaded, Scores
+from pipeline.training.judging import Scores
 from pipeline.training.launch import launch
 from pipeline.training.new_actor import load_reference, new_actor
 from pipeline.training.pairs import StoredPairs
@@ -150,7 +148,6 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     round_ = round_of(cfg, out, device, ledger, inputs.reward, inputs.last_train)
     beside: list[Any] = [] if adapted else [reference]
     beside += [] if round_ is None or round_.start is None else [round_.start]
-    hold([*beside, *proxy.networks], cfg.train.frozen_dtype)
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
     samples = None
@@ -158,10 +155,9 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         samples = _samples(inputs.values, inputs.prompts, len(data.texts))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
     pairs = _pairs(inputs.reward, data) if cfg.train.data == "pairs" else None
-    offloaded = Offloaded(Offload(beside, device), Offload(proxy.networks, device)) if _offloads(cfg) else None
     trainer = Trainer(
         cfg,
-        Networks(actor, reference, offloaded),
+        Networks(actor, reference),
         TrainingData(data.ids, data.mask, data.token_ids, samples, pairs, closes),
         score,
         Files(lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics), out / KEPT),
@@ -177,11 +173,6 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
             leave(out, trainer.left(), ledger)
     trainer.ranks.end()
-
-
-def _offloads(cfg: TrialConfig) -> bool:
-    """Whether frozen networks leave the card. With an adapter the reference is the policy, which stays."""
-    return cfg.runtime.offload_reference and cfg.adapter.kind == "none"
 
 
 def _samples(values: Artifact, prompts: Artifact, n: int) -> ReferenceScores:

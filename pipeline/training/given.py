@@ -13,7 +13,7 @@ from pipeline.config.effects import value_at
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic
-from pipeline.training.judging import Offloaded, final_scores
+from pipeline.training.judging import final_scores
 from pipeline.training.pairs import StoredPairs
 
 
@@ -38,8 +38,6 @@ class Networks:
 
     actor: ActorCritic
     reference: CausalLM
-    offloaded: Offloaded | None = None
-    """Keeps the reference, and the reward's networks, off the card."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from pipeline.algorithms.mathematics.shaping import (
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
-from pipeline.models.offload import Offload
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
 from pipeline.models.sampling import Sampler
@@ -53,15 +51,6 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 
 @dataclass(frozen=True)
-class Offloaded:
-    """Networks that are on the card only while a rollout is measured, or scored."""
-
-    reference: Offload
-    """With the policy that the round began with."""
-    reward: Offload
-
-
-@dataclass(frozen=True)
 class RolloutContext:
     """What a rollout needs: the networks and how they are asked."""
 
@@ -83,16 +72,6 @@ class RolloutContext:
     """Of the update at hand."""
     start: CausalLM | None = None
     """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
-    offloaded: Offloaded | None = None
-    """Keeps reference and reward networks off the card; None where they stay on it."""
-
-    def measuring(self) -> AbstractContextManager[None]:
-        """The reference can be asked within. Raises `MemoryFull`."""
-        return nullcontext() if self.offloaded is None else self.offloaded.reference.at_hand()
-
-    def scoring(self) -> AbstractContextManager[None]:
-        """The reward can be asked within. Raises `MemoryFull`."""
-        return nullcontext() if self.offloaded is None else self.offloaded.reward.at_hand()
 
 
 @dataclass(frozen=True)
@@ -111,8 +90,7 @@ class Prompts:
 
 def score_rows(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
     """The scores of all rows, so many at a time as there is room for; where a part has a floor, with its weight."""
-    with context.scoring():
-        scores = concatenated(context.room.over(len(rows), lambda some: context.score(episodes.take(some), rows[some])))
+    scores = concatenated(context.room.over(len(rows), lambda some: context.score(episodes.take(some), rows[some])))
     if context.terms.floor is None:
         return scores
     part, weight = context.terms.floor
@@ -138,8 +116,7 @@ def measure(context: RolloutContext, episodes: Episodes, start: CausalLM | None 
         for grid, column in zip(grids, columns, strict=True):
             grid[rows, : mask.shape[1]] = to_grid(column, mask)
 
-    with context.measuring():
-        episodes.by_length(context.room, fill)
+    episodes.by_length(context.room, fill)
     logprobs, ref_logprobs, kl, entropy = grids[:4]
     start_kl = None if start is None else grids[-1] if apart else kl
     return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if critic else None, start_kl)

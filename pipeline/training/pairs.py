@@ -138,6 +138,5 @@ def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
         logprobs = head_logprobs(context.reference, hidden, chunk.labels, context.cfg.train.temperature)
         grid[rows, : chunk.response_mask.shape[1]] = to_grid(logprobs, chunk.response_mask)
 
-    with context.measuring():
-        episodes.by_length(context.room, fill)
+    episodes.by_length(context.room, fill)
     return grid

@@ -13,11 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from pipeline.config.train import TrainConfig
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import CausalLM
 from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions
-from pipeline.models.precision import NAMES, TOLERANCE
 from pipeline.training.health import NOISE, Diverged
 from pipeline.training.rollout import Rollout
 
@@ -30,23 +28,18 @@ MOST_OFF_POLICY = 1e-3
 """The largest share of such tokens in a sound first mini-batch, so that the tolerance is one on the 99.9 % quantile of
 |log ratio|."""
 
-SHOWN = 1e-4
-"""Nats per token: a hundredth of what a policy that is held closely to its reference moves."""
-
 
 class SelfCheckFailed(RuntimeError):
     """What must hold before the first step does not: a fault of the program or of the network, not an outcome."""
 
 
-def check_start(rollout: Rollout, actor: ActorCritic, train: TrainConfig, tolerance: float) -> str | None:
+def check_start(rollout: Rollout, actor: ActorCritic, temperature: float, tolerance: float) -> None:
     """Before the first step: the policy is its own reference, was sampled from, and does not see padding.
 
-    `tolerance` in nats per token, for the precision at hand. A reference that is held in half precision may differ by
-    its rounding; returns a warning where that shows. Raises `SelfCheckFailed`.
+    `tolerance` in nats per token, for the precision at hand. Raises `SelfCheckFailed`.
     """
-    mask, held = rollout.episodes.response_mask, train.frozen_dtype
-    drift = rollout.metrics["objective/kl_exact_per_token"]
-    if drift > max(tolerance, TOLERANCE[NAMES[held]]):
+    mask, drift = rollout.episodes.response_mask, rollout.metrics["objective/kl_exact_per_token"]
+    if drift > tolerance:
         raise SelfCheckFailed(
             f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0"
         )
@@ -58,14 +51,7 @@ def check_start(rollout: Rollout, actor: ActorCritic, train: TrainConfig, tolera
             f" is {noise:.2g} (n = {len(surprise)}): they were sampled from another distribution than the training"
             " forward computes"
         )
-    check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, train.temperature, tolerance)
-    if not drift > SHOWN:
-        return None
-    return (
-        f"train.frozen_dtype = {held}: before the first step the policy is {drift:.2g} nats per token away from its"
-        " reference, all of it the rounding of the reference's weights; every KL of the training contains it, and that"
-        " of the evaluation does not"
-    )
+    check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
 
 
 @torch.no_grad()

@@ -76,7 +76,6 @@ class Trainer:
             self.ranks,
             closes,
             start=None if round_ is None else round_.start or networks.reference,
-            offloaded=networks.offloaded,
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
         room = Room("runtime.micro_batch_size", rows, watch.warn)
@@ -186,8 +185,6 @@ class Trainer:
             taken = learner.learn(experience, state.update, on_step)
             wants = sorted({name for part in parts for name in part.wants})
             wanted = {name: learner.MEASUREMENTS[name](learner, experience) for name in wants}
-            if self.rollout_context.offloaded:  # what comes back for the next rollout takes their place
-                state.steps.clear()
         check_finite(wanted)
         state.taken += taken
         state.update += 1
@@ -200,9 +197,7 @@ class Trainer:
         measured, state = rollout.measured, self.state
         if state.update == 0:
             with self.ledger.timed("selfcheck"), self.precision.autocast():
-                rounding = check_start(rollout, self.actor, self.cfg.train, self.precision.tolerance)
-            if rounding:
-                self.watch.warn(rounding)
+                check_start(rollout, self.actor, self.cfg.train.temperature, self.precision.tolerance)
         check_collapse(rollout.metrics, self.cfg)
         warning = None if state.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
         if warning:
@@ -271,6 +266,5 @@ class Trainer:
         return {name: value for name, value in content.items() if name != "spent"}
 
     def state_bytes(self) -> int:
-        """Memory of what training keeps from step to step; frozen networks that are off the card are not counted."""
-        context = self.rollout_context
-        return self.state.nbytes(*(() if context.offloaded else (context.reference, self.round.start)))
+        """Memory of what training keeps from step to step."""
+        return self.state.nbytes(self.rollout_context.reference, self.round.start)

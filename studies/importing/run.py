@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from pipeline.config.trial import canonical_json
-from pipeline.config.yaml_limits import PlainDumper
+from pipeline.config.yaml_files import PlainDumper
 from pipeline.errors import UserError
 from pipeline.named_files import place
 from pipeline.run.layout import Layout, StageRef, TrialRecord, record_text, safe, sealed, writable, write_atomic

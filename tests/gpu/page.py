@@ -1,69 +1,68 @@
-"""The report of `make gpu` as one Markdown page."""
+"""The report of `make gpu` as one Markdown page, and the plug-in of pytest that records what it shows: a JSON line for
+each test that is planned, and for each that has ended, so that a crash or a hang loses nothing that came before."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+def _record(**line: Any) -> None:
+    with Path(os.environ["GPU_OUTCOMES"]).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    for item in session.items:
+        _record(name=item.name, status="failed", why="did not end", values={})
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """The call ends a test, or the set-up that skipped or failed it; a failed tear-down fails what had passed."""
+    if report.when == "call" or not report.passed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        skipped = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+        why = skipped.removeprefix("Skipped: ") or (crash.message if crash else str(report.longrepr or ""))[:600]
+        status = {"skipped": "not tested"}.get(report.outcome, report.outcome)
+        _record(name=report.nodeid.rpartition("::")[2], status=status, why=why, values=dict(report.user_properties))
 
 
 def render(report: dict[str, Any]) -> str:
     """The whole page; `report` is what the JSON file holds."""
+    sections, card = report["sections"].values(), report["card"]
     summary = []
-    for section in report["sections"]:
-        count = Counter(item["status"] for item in section["items"])
-        row = [section["title"], count["passed"], count["failed"], count["not tested"], f"{section['seconds']:.0f}"]
-        summary.append(row)
-    parts = [
-        f"# {report['card'].get('name', 'No card')}: {report['verdict']}\n",
-        f"{report['headline']}\n",
-        table(["", ""], _facts(report)),
-        table(["section", "passed", "failed", "not tested", "seconds"], summary),
-        *map(_section, report["sections"]),
-    ]
-    return "\n".join(parts)
-
-
-def _facts(report: dict[str, Any]) -> list[Sequence[str]]:
-    card, facts = report["card"], list[Sequence[str]]()
-    if card.get("device") == "cuda":
-        facts = [
-            (
-                "card",
-                f"{card['count']} x {card['name']}, {card['memory_gib']:.1f} GiB, {card['free_gib']:.1f} GiB free",
-            ),
-            ("compute capability", card["capability"]),
-            ("driver, CUDA of torch", f"{card['driver']}, {card['cuda']}"),
-            ("half-precision products of 8192 x 8192", f"{card['half_flops'] / 1e12:.3g} TFLOP/s, median of 10"),
-            ("copies of 1 GiB, read and written", f"{card['copy_bytes'] / 1e9:.4g} GB/s, median of 10"),
+    for one in sections:
+        count = Counter(item["status"] for item in one["items"])
+        summary.append([one["title"], count["passed"], count["failed"], count["not tested"], f"{one['seconds']:.0f}"])
+    return "\n".join(
+        [
+            f"# {card.get('name', 'No card')}: {report['headline']}\n",
+            table(["", ""], card.items()),
+            table(["section", "passed", "failed", "not tested", "seconds"], summary),
+            *map(_section, sections),
         ]
-    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
-    return [*facts, ("commit", report["commit"]), ("versions", versions), ("time taken", f"{report['seconds']:.0f} s")]
+    )
 
 
 def _section(section: dict[str, Any]) -> str:
     """Its items; below them the tables (lists of rows) and notes that they have recorded."""
     rows, more = [], []
     for item in section["items"]:
-        values = dict(item["values"])
-        more += [f"- {note}\n" for note in values.pop("notes", [])]
-        figures = {name: values.pop(name) for name, value in item["values"].items() if _is_table(value)}
-        more += [
-            f"\n{name}:\n\n" + table(list(lines[0]), [one.values() for one in lines]) for name, lines in figures.items()
-        ]
-        words = [item["why"], *(f"{name} {value}" for name, value in values.items())]
+        words = [item["why"]]
+        for name, value in item["values"].items():
+            if isinstance(value, list) and value and isinstance(value[0], dict):
+                more.append(f"\n{name}:\n\n" + table(list(value[0]), [one.values() for one in value]))
+            else:
+                words.append(f"{name} {value}")
         what = item["name"].removeprefix("test_").replace("_", " ")
         rows.append([what, item["status"], "; ".join(filter(None, words))])
-    return (
-        f"## {section['title']}\n\n"
-        + table(["what", "result", "why, or what was measured"], rows)
-        + "\n"
-        + "".join(more)
-    )
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    return f"## {section['title']}\n\n{table(['what', 'result', 'why, or what was measured'], rows)}\n{''.join(more)}"
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

@@ -4,7 +4,6 @@ weights, each beside its forecast."""
 from __future__ import annotations
 
 import gc
-import json
 import os
 import statistics
 import time
@@ -17,8 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.card import GIB, datasheet
-from gpu.hardware import DEVICE, measured_trial, peak_gib, write_base
+from gpu.hardware import DEVICE, GIB, measured_trial, peak_gib, rates, write_base
 from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
@@ -181,17 +179,11 @@ def fitted(config: TrialConfig, room_gib: float) -> tuple[TrialConfig, list[str]
     while (found := predict(config)) is not None and found.total_gib > room_gib and config.runtime.micro_batch_size > 1:
         names = ("micro_batch_size", "rollout_batch_size")
         rows = {f"runtime.{name}": max(getattr(config.runtime, name) // 2, 1) for name in names}
-        config = changed(config, rows)
+        fewer = changed(config, rows)
+        assert fewer is not None
+        config = fewer
         notes = [f"measured with fewer rows at once, since the card has room for {room_gib:.1f} GiB: {rows}"]
     return config, notes
-
-
-def rates_of(card: Mapping[str, Any]) -> tuple[tuple[float, float], str]:
-    """FLOP/s and bytes/s of the roofline, and where they come from."""
-    known = datasheet(card["name"])
-    flops, moved = known or (card["half_flops"], card["copy_bytes"])
-    source = "vendor's datasheet" if known else f"as measured here; the table of datasheets lacks {card['name']}"
-    return (flops, moved), f"roofline of this card: {flops / 1e12:.3g} TFLOP/s and {moved / 1e9:.4g} GB/s ({source})"
 
 
 def test_a_trial_of_the_profile_t4(
@@ -200,7 +192,8 @@ def test_a_trial_of_the_profile_t4(
     shape = os.environ["GPU_SHAPE"]
     if (free := disk_usage(tmp_path).free / GIB) < DISK_GIB[shape]:
         pytest.skip(f"{free:.0f} GiB are free on the disk of {tmp_path}, {DISK_GIB[shape]:.0f} are needed (set TMPDIR)")
-    rates, source = rates_of(json.loads(os.environ["GPU_CARD"]))
+    flops, moved = rates()
+    source = f"roofline of this card, as measured: {flops / 1e12:.3g} TFLOP/s and {moved / 1e9:.4g} GB/s"
     config, notes = measured_trial(write_base(tmp_path / "base", shape), DEVICE, shape), list[str]()
     if DEVICE == "cuda":
         config, notes = fitted(config, torch.cuda.mem_get_info()[0] / GIB)
@@ -229,5 +222,5 @@ def test_a_trial_of_the_profile_t4(
     record_property(
         "memory of training by component", memory_by_component(forecast.stages["train"], probe, peaks["train"])
     )
-    record_property("seconds by phase of an update", seconds_by_phase(probe.updates, rates))
+    record_property("seconds by phase of an update", seconds_by_phase(probe.updates, (flops, moved)))
     assert outcome.status == "complete", outcome.reason

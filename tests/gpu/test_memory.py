@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.card import GIB
-from gpu.hardware import DEVICE, emptied, furthest, needs_allocator, peak_gib, read, series, trial, write_base
+from gpu.hardware import DEVICE, GIB, emptied, furthest, needs_allocator, peak_gib, read, series, trial, write_base
 from helpers import Recorder
 
 from pipeline.errors import UserError

@@ -25,7 +25,6 @@ NATS = 0.05
 WAYS: dict[str, dict[str, Any]] = {
     "separate critic": {"critic__kind": "separate", "critic__init": "reward"},
     "lora": {"adapter__kind": "lora", "adapter__rank": 4},
-    "frozen layers": {"adapter__frozen_layers": 1, "model__layers": 2},
     "recomputation": {"runtime__gradient_checkpointing": True},
     "4 bits beside a critic in 8": {"model__hidden_size": 64, "model__intermediate_size": 128, **FEW_BITS},
 }

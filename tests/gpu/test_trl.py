@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu.card import GIB
-from gpu.hardware import DEVICE
+from gpu.hardware import DEVICE, GIB
 
 ROOMY_GIB = 60.0
 """From here on both fit with the shape of Qwen1.5-0.5B: TRL trains a policy and a critic of that size."""

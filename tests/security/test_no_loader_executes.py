@@ -47,7 +47,7 @@ ANYWHERE = {"0.0.0.0", "::", "[::]"}
 """Addresses on which a server can be reached from other machines."""
 METHODS = {"load_model", "enable_load_extension", "load_extension", "exec_module", "read_pickle", "eval_frame"}
 """Of whatever object: MLflow and sklearn unpickle models, SQLite loads libraries."""
-SAFE_YAML = {"yaml.BaseLoader", "yaml.SafeLoader", "yaml.CSafeLoader", "pipeline.config.yaml_limits.PlainLoader"}
+SAFE_YAML = {"yaml.BaseLoader", "yaml.SafeLoader", "yaml.CSafeLoader", "PlainLoader"}
 DANGEROUS_YAML = {"yaml.Loader", "yaml.FullLoader", "yaml.UnsafeLoader", "yaml.CLoader", "yaml.CFullLoader"}
 
 OWN_PIPE = "objects between a process and the children that it started, over an anonymous pipe; no file, no port"
@@ -60,20 +60,22 @@ ALLOWED = {
     ("studies/console/plan.py", "importlib.import_module"): OWN_NAME,
     ("studies/execution/started.py", "importlib.import_module"): OWN_NAME,
     **{
-        (f"pipeline/{one}.py", "pkgutil.resolve_name"): OWN_NAME
-        for one in (
-            *("algorithms/registry", "config/base", "rewards/learned", "rewards/scorers"),
-            *("training/pairs", "training/part", "training/trainer"),
+        (path, "pkgutil.resolve_name"): OWN_NAME
+        for path in (
+            "pipeline/algorithms/registry.py",
+            "pipeline/config/base.py",
+            "pipeline/rewards/families.py",
+            "pipeline/rewards/kinds.py",
+            "pipeline/rewards/registry.py",
+            "pipeline/training/pairs.py",
+            "pipeline/training/part.py",
+            "pipeline/training/trainer.py",
+            "reports/figures/registry.py",
         )
     },
-    ("reports/figures/registry.py", "pkgutil.resolve_name"): OWN_NAME,
     ("pipeline/rewards/own.py", "importlib.import_module"): (
         "a class of the user's own, named by a study's file or --set, for the commands that train, score or serve"
     ),
-    **{
-        ("pipeline/resources/device.py", what): "torch/version.py of the torch that is installed, without the rest"
-        for what in ("importlib.util.spec_from_file_location", "importlib.util.module_from_spec", "exec_module")
-    },
     ("pipeline/faults.py", "tempfile.gettempdir"): "asks how full that disk is",
     ("pipeline/data/hub_data.py", "load_dataset_builder"): "datasets 5 knows no code of data sets, and has no switch",
 }

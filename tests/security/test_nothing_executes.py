@@ -24,8 +24,7 @@ from safetensors import SafetensorError
 from tinynets import network
 
 from pipeline.config.loading import load_config
-from pipeline.config.yaml_files import read_value, read_yaml
-from pipeline.config.yaml_limits import PlainLoader
+from pipeline.config.yaml_files import PlainLoader, read_value, read_yaml
 from pipeline.data.files import read_splits
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import Fault, UserError

@@ -70,36 +70,6 @@ def test_a_profile_that_does_not_exist_names_the_nearest() -> None:
         load_config("tinny")
 
 
-def test_numbers_in_scientific_notation_are_numbers() -> None:
-    # YAML 1.1 reads 1e-5 as a string.
-    assert load_config("tiny", parse_set(["optimiser.lr=1e-5"])).optimiser.lr == 1e-5
-
-
-def test_yaml_faults_name_file_and_line(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("a: 1\nb: 2\n  c: 3\n")
-    with pytest.raises(UserError, match=r"x\.yaml, line 3: not valid YAML"):
-        read_yaml(path)
-    path.write_text("a: 1\na: 2\n")
-    with pytest.raises(UserError, match=r"line 2: .*key 'a' is written twice"):
-        read_yaml(path)
-    path.write_text("- 1\n")
-    with pytest.raises(UserError, match="must be a mapping"):
-        read_yaml(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="not valid YAML"):
-        read_yaml(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        read_yaml(tmp_path / "absent.yaml")
-
-
-def test_yaml_never_builds_objects(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("a: !!python/object/apply:os.system ['true']\n")
-    with pytest.raises(UserError, match=r"line 1: the tag '!!python/object/apply:os\.system' is not read"):
-        read_yaml(path)
-
-
 def test_the_digest_ignores_what_cannot_change_a_result_and_nothing_else() -> None:
     base = load_config("tiny")
     assert load_config("tiny", {"runtime.threads": 2, "runtime.rollout_batch_size": 8}).digest() == base.digest()
@@ -124,12 +94,6 @@ def test_the_digest_ignores_what_cannot_change_a_result_and_nothing_else() -> No
 )
 def test_a_section_that_does_not_act_is_part_of_no_key(own: dict[str, Any], below: dict[str, Any], same: bool) -> None:
     assert (load_config("tiny", own, below=below).digest() == load_config("tiny", own).digest()) is same
-
-
-def test_sections_are_immutable() -> None:
-    config = load_config("tiny")
-    with pytest.raises(ValueError, match="frozen"):
-        config.optimiser.lr = 1.0  # type: ignore[misc]
 
 
 def test_dotted_keys_cover_every_section() -> None:
@@ -191,16 +155,14 @@ def test_faults_of_yaml_that_editors_make(tmp_path: Path) -> None:
     path.write_text("a: what: why\n")
     with pytest.raises(UserError, match=r"line 1: not valid YAML: a colon stands where none can"):
         read_yaml(path)
-    for unclosed in ('a: 1\nb: "text\nc: 2\n', "a: 1\nb: 'text\nc: 2\nd: '>'\n", 'a: 1\n"b: text\nc: 2\nd: ">"\n'):
-        path.write_text(unclosed)
-        with pytest.raises(UserError, match=r"line 2: not valid YAML: the quote that opens here is not closed"):
-            read_yaml(path)
     path.write_text("# nothing yet\n")
     with pytest.raises(UserError, match="the file is empty"):
         read_yaml(path)
-    path.write_text("[" * 5000)
-    with pytest.raises(UserError, match="nested too deeply"):
+    path.write_text("- 1\n")
+    with pytest.raises(UserError, match="must be a mapping"):
         read_yaml(path)
+    with pytest.raises(UserError, match="cannot be read"):
+        read_yaml(tmp_path / "absent.yaml")
 
 
 def test_lines_of_entries(tmp_path: Path) -> None:

@@ -106,7 +106,6 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "algorithm.value_lambda": (1.0, NO_CRITIC, {}),
     "critic.warmup_steps": (16, TRPO, {}),
     "critic.pretraining_steps": (10, RLOO, {}),
-    "critic.pretraining_lr": (0.1, {}, {"critic.pretraining_steps": 10}),
     "critic.target": ("replay", NO_CRITIC, {}),
     "replay.continuations": (2, {}, REPLAY),
     "replay.every": (4, RLOO, {"algorithm": "vine_ppo"}),
@@ -160,8 +159,6 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "optimiser.guard_factor": (0.1, {}, {"optimiser.guard": True}),
     "optimiser.guard_steps": (10, {}, {"optimiser.guard": True}),
     "evaluate.texts": (1025, {}, {"data.heldout_prompts": 1025}),
-    "train.frozen_dtype": ("fp16", {**VADER, "adapter.kind": "lora"}, {"adapter.kind": "lora"}),
-    "runtime.offload_reference": (True, {}, {"runtime.device": "auto"}),
     "adapter.rank": (4, SEPARATE, LORA_CRITIC),
     "adapter.alpha": (4.0, {}, {"adapter.kind": "lora"}),
 }

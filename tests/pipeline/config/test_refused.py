@@ -68,7 +68,6 @@ algorithm=online_dpo kl.control=linear | which must stay above 0; it goes throug
 algorithm=dpo reward.kind=lexicon | that a reward was learned from, and reward.kind is 'lexicon'
 algorithm=dpo algorithm.target_kl=0.02 | it would freeze the policy near the reference
 algorithm=ipo kl.hinge=0.02 | kl.hinge 0.02 bounds what is measured on rollouts
-algorithm=dpo train.frozen_dtype=bf16 | train.frozen_dtype 'bf16' rounds the reference, and train.data 'pairs'
 train.data=pairs | train.data 'pairs' needs a loss of pairs, and algorithm.trust_region is 'clip'
 algorithm=dpo train.num_mini_batches=64 | and a mini-batch has 1 episodes
 algorithm=trpo critic.kind=shared | would move the values of a shared critic too
@@ -97,7 +96,6 @@ entropy.coef=1 entropy.control=adaptive entropy.adaptive.horizon=12 | lets one r
 kl.control=adaptive kl.adaptive.horizon=12 | kl.adaptive.horizon 12 lets one rollout take beta to 0 or below
 algorithm=best_of_n entropy.coef=0.1 | entropy.coef = 0.1 has no effect while algorithm.advantage is none
 algorithm=best_of_n train.steps=64 | train.steps = 64 has no effect while algorithm.advantage is none
-algorithm=best_of_n runtime.device=cuda runtime.offload_reference=true | runtime.offload_reference = true has no effect
 reward.kind=pairwise | reward.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE_PART | reward.parts.good.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE reward.pairwise.dimension=3 | reward.pairwise.dimension = 3: must be a multiple of 2
@@ -138,7 +136,6 @@ data.source=hub data.hub.name=a/b data.hub.revision=main | hub.revision 'main' d
 data.prompt_length=[8,3] | the range [8, 3] is empty
 data.prompt_unit=tokens data.prompt_length=[8,200] | prompt_length [8, 200] goes beyond 128 tokens
 adapter.quantize=4bit | without an adapter none is frozen; set adapter.kind: lora
-adapter.kind=lora adapter.frozen_layers=1 | frozen_layers and kind: lora exclude each other
 reward.learned.ranked=1 | reward.learned.ranked = 1: must be greater than or equal to 2
 reward.learned.ranked=200 | one ranking makes 19900 pairs, and reward.learned.pairs is 8192
 reward.learned.ranked=4 reward.learned.rounds=2 | rounds 2 collects pairs, and reward.learned.ranked is 4
@@ -158,7 +155,6 @@ PAIRWISE algorithm=dpo
 PAIRWISE judge.kind=cycle
 PAIRWISE_PART reward.against=reference
 reward.kind=lexicon reward.against=reference
-algorithm=dpo runtime.device=cuda runtime.offload_reference=true
 algorithm=trpo kl.group=clause
 algorithm=a_star_po train.num_epochs=2
 reward.kind=lexicon reward.preferences=judge

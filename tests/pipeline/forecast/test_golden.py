@@ -76,13 +76,6 @@ def test_ensembles_opponents_and_rounds_add_multiples() -> None:
     assert opposed[4].hours["reward"] - rounds[4].hours["reward"] == pytest.approx(3 * drawn)
 
 
-def test_what_is_off_the_card_costs_time_and_no_memory() -> None:
-    plain, away = forecast("t4"), forecast("t4", {"runtime.offload_reference": True})
-    moved = plain.stages["train"]["reference"] + plain.stages["train"]["reward"]
-    assert plain.stage_gib("train") - away.stage_gib("train") == pytest.approx(moved)
-    assert away.hours["offload"] * 3600 == pytest.approx(750 * moved * GIB / 12e9), "750 updates, 12 GB/s"
-
-
 def test_four_models() -> None:
     """Seven billion parameters are 84 GB by the assumptions of the common table."""
     assert parameters_of("7B") * sum(next(iter(BYTES.values()))) == 84e9

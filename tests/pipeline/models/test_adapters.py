@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import trial_config
 from tinynets import UNEVEN, network
-from tinytrial import BASE, LORA, learned, model, trainer
+from tinytrial import LORA, learned, model, trainer
 
-from pipeline.errors import UserError
-from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, blocks, choose_trained, merged
-from pipeline.models.anatomy import recomputing
+from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, choose_trained, merged
+from pipeline.models.anatomy import blocks_of, recomputing
 from pipeline.models.loading import prepared
 from pipeline.models.policy import log_probs, response_hidden
 
@@ -60,20 +58,6 @@ def test_merging_gives_a_plain_network_that_says_the_same(lm: Any) -> None:
     torch.testing.assert_close(say(plain), say(policy), rtol=1e-4, atol=1e-5)
 
 
-def test_frozen_layers_get_no_gradient(lm: Any) -> None:
-    choose_trained(lm, trial_config(**{**BASE, "adapter__frozen_layers": 2}))
-    response_hidden(lm, UNEVEN).sum().backward()
-    layers = blocks(lm)
-    assert all(parameter.grad is None for layer in layers[:2] for parameter in layer.parameters())
-    assert any(parameter.grad is not None for parameter in layers[2].parameters())
-    assert all(module.weight.grad is None for module in lm.modules() if isinstance(module, torch.nn.Embedding))
-
-
-def test_freezing_everything_is_refused() -> None:
-    with pytest.raises(UserError, match=r"adapter.frozen_layers = 3: the policy has 3 layers"):
-        choose_trained(prepared(network("qwen2")), trial_config(**{**BASE, "adapter__frozen_layers": 3}))
-
-
 def test_an_adapter_trial_moves_only_its_adapter_and_keeps_its_checkpoints_small(tmp_path: Path) -> None:
     one = trainer(tmp_path, adapter__kind="lora", adapter__rank=2)
     one.run()
@@ -87,7 +71,7 @@ def test_an_adapter_trial_moves_only_its_adapter_and_keeps_its_checkpoints_small
 def test_activations_really_are_recomputed(tmp_path: Path) -> None:
     one = trainer(tmp_path, runtime={"gradient_checkpointing": True})
     calls = 0
-    layer = blocks(one.actor.lm)[0].mlp
+    layer = blocks_of(one.actor.lm)[0].mlp
 
     def count(*_: Any) -> None:
         nonlocal calls

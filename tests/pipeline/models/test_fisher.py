@@ -31,7 +31,6 @@ EPISODES = Episodes(
 KINDS: dict[str, dict[str, Any]] = {
     "all": {},
     "lora": {"adapter__kind": "lora", "adapter__rank": 2},
-    "upper": {"adapter__frozen_layers": 1},
 }
 
 

@@ -125,7 +125,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "separate": {"critic__kind": "separate"},
     "lora": {"adapter__kind": "lora", "adapter__rank": 4},
     "few bits": FEW_BITS,
-    "frozen": {"adapter__frozen_layers": 2},
     "recomputed": {"checkpointing": True},
 }
 

@@ -238,7 +238,6 @@ EVERY_CONTROL = CONTROLS | {
         "algorithm__whiten_advantages": False,
         "entropy__coef": 0.01,
     },
-    "frozen": {"adapter__frozen_layers": 1},
 }
 """The controllers, alone and together, and what else changes how a gradient is made."""
 

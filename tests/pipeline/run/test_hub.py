@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import fakehub
 import pandas as pd
@@ -19,7 +16,6 @@ from helpers import Recorder, smoke
 from pipeline.data.settings import DataConfig, HubSettings
 from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
-from pipeline.run import hub
 from pipeline.run.hub import check_model
 from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
@@ -195,49 +191,3 @@ def test_what_is_built_already_needs_no_source() -> None:
     check_sources(config, ["sft", "reward", "train", "evaluate"])
     with pytest.raises(UserError, match="no-such-data"):
         check_sources(config, ["prompts"])
-
-
-class Refusal(Exception):
-    """As the hub's client has it: an answer, or none."""
-
-    def __init__(self, response: object = None) -> None:
-        super().__init__("no such thing")
-        self.response = response
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What the hub was asked for: it is silent, cannot be reached or says no, by the name of the repository."""
-    names = list[str]()
-
-    def repo_info(self: object, name: str, **_: object) -> object:
-        names.append(name)
-        if name.startswith("slow"):
-            Event().wait(5.0)
-        raise Refusal(None if name.startswith("down") else "404")
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", repo_info)
-    monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
-    monkeypatch.setattr(hub, "_unreachable", [])
-    hub.cause_of_absence.cache_clear()
-    yield names
-    hub.cause_of_absence.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("first", "cause"), [("slow/one", "no answer within 0.2 s"), ("down/one", "Refusal: no such thing")]
-)
-def test_a_hub_that_does_not_answer_is_asked_once(asked: list[str], first: str, cause: str) -> None:
-    """An address that swallows packets, or a name server that hangs: 10 s in all, not for each address and model."""
-    began = time.monotonic()
-    assert hub.cause_of_absence("model", first, None) == cause
-    assert hub.cause_of_absence("dataset", "another/one", None) == cause
-    assert asked == [first]
-    assert time.monotonic() - began < 4
-
-
-def test_a_hub_that_says_no_is_asked_for_others(asked: list[str]) -> None:
-    for name in ("gone/one", "gone/two"):
-        assert hub.cause_of_absence("model", name, None) == "Refusal: no such thing"
-    assert asked == ["gone/one", "gone/two"]

@@ -27,7 +27,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "temperature": {"train__temperature": 0.7},
     "means of responses": {"algorithm__aggregation": "seq_mean_token_mean"},
     "lora": {"adapter__kind": "lora"},
-    "upper": {"adapter__frozen_layers": 1},
 }
 
 

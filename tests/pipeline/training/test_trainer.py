@@ -135,11 +135,11 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         "train__overlong_share": 0.5, "train__responses_per_prompt": 2, "train__seed": 1, "train__steps": 28,
         "train__batch_size": 4, "train__num_mini_batches": 4, "train__num_epochs": 3, "train__response_length": 7,
         "train__temperature": 0.8, "train__missing_eos": "none", "train__missing_eos_penalty": 3.0,
-        "train__stop": (RULE,), "train__frozen_dtype": "bf16", "train__min_entropy": 10.0,
+        "train__stop": (RULE,), "train__min_entropy": 10.0,
         "optimiser__lr": 5e-3, "optimiser__lr_schedule": "constant", "optimiser__adam_eps": 1e-3,
         "optimiser__max_grad_norm": 1e-3, "optimiser__guard": True,
         "kl__beta": 1.0, "kl__reward_estimator": "k3", "kl__place": "loss", "kl__group": "clause",
-        "kl__control": "adaptive", "kl__hinge": 1e-4, "adapter__kind": "lora", "adapter__frozen_layers": 1,
+        "kl__control": "adaptive", "kl__hinge": 1e-4, "adapter__kind": "lora",
     }),
     ({"reward__kind": "composite", "reward__parts": FLOOR["reward__parts"]}, {"floor__part": "odd"}),
     (FLOOR, {"floor__at": -0.4, "floor__lr": 0.5, "floor__weight": 2.0, "floor__max_weight": 0.5}),
@@ -179,7 +179,7 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 """Settings, and one knob at a time that is changed beside them."""
 CHANGES = [(settings, knob, value) for settings, knobs in PERTURBED for knob, value in knobs.items()]
-ELSEWHERE = {"critic__pretraining_steps", "critic__pretraining_lr", "algorithm__name"}
+ELSEWHERE = {"critic__pretraining_steps", "algorithm__name"}
 """Of a stage of its own (`tests/pipeline/stages/test_value_pretraining.py`); and a preset's name."""
 Trajectory = tuple[Any, dict[int, dict[str, float]], dict[str, torch.Tensor]]
 

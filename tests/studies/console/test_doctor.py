@@ -10,29 +10,9 @@ from typer.testing import CliRunner
 
 from pipeline.config.loading import load_config, profile_names
 from pipeline.resources import diagnosis
-from pipeline.resources.diagnosis import Finding, without_card
+from pipeline.resources.diagnosis import Finding
 from pipeline.run.layout import Layout
 from studies.console import doctor
-
-
-@pytest.mark.parametrize(
-    ("driver", "built", "visible", "found", "advice"),
-    [
-        (None, "12.6", None, "no CUDA driver is loaded, so trials run on the CPU", ""),
-        (12040, None, None, "the driver has CUDA 12.4, and torch was built for CPUs", "a build of torch for CUDA 12"),
-        (11040, "12.6", None, "torch was built for CUDA 12.6, and the driver has CUDA 11.4", "update the driver"),
-        (12040, "12.6", "", "hidden: CUDA_VISIBLE_DEVICES is ''", "unset CUDA_VISIBLE_DEVICES"),
-        (12040, "12.6", "0,1", "but torch finds no card", "nvidia-smi"),
-    ],
-)
-def test_why_there_is_no_card(
-    monkeypatch: pytest.MonkeyPatch, driver: int | None, built: str | None, visible: str | None, found: str, advice: str
-) -> None:
-    monkeypatch.setattr(diagnosis, "built_for_cards", lambda: built is not None)
-    said, todo = without_card(driver, built, visible)
-    assert found in said
-    assert advice in todo
-    assert bool(todo) == bool(advice)
 
 
 def test_requirements_are_the_projects_and_those_that_are_not_met_are_named() -> None:
