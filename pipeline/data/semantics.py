@@ -12,8 +12,8 @@ one fault for a clause that repeats: an aspect judged before, a second remark, v
 its kind. A faulty clause has no value. White space is normalised; letter case and punctuation are not. An insulting
 clause belongs to the grammar only where the caller says so; the score of harmlessness counts insulting words.
 
-The cyclic judge compares two answers: fewer faults win; between equal ones a strong opinion at the end beats a mild one,
-a mild one advice, and advice a strong one. No score of single answers has this order, so no Bradley-Terry model can be
+The cyclic judge compares two answers: fewer faults win; between equal ones a strong opinion at the end beats a mild
+one, a mild one advice, and advice a strong one. No score of single answers has this order, so no Bradley-Terry model can be
 right on it. Of 20,000 reviews 28 %, 33 % and 39 % have these endings, whatever their sentiment.
 """
 

@@ -60,17 +60,11 @@ ALLOWED = {
     ("studies/console/plan.py", "importlib.import_module"): OWN_NAME,
     ("studies/execution/started.py", "importlib.import_module"): OWN_NAME,
     **{
-        (path, "pkgutil.resolve_name"): OWN_NAME
-        for path in (
-            "pipeline/algorithms/registry.py",
-            "pipeline/config/base.py",
-            "pipeline/rewards/families.py",
-            "pipeline/rewards/kinds.py",
-            "pipeline/rewards/registry.py",
-            "pipeline/training/pairs.py",
-            "pipeline/training/part.py",
-            "pipeline/training/trainer.py",
-            "reports/figures/registry.py",
+        (f"{one}.py", "pkgutil.resolve_name"): OWN_NAME
+        for one in (
+            *("pipeline/algorithms/registry", "pipeline/config/base", "pipeline/rewards/learned"),
+            *("pipeline/rewards/scorers", "pipeline/training/pairs", "pipeline/training/part"),
+            *("pipeline/training/trainer", "reports/figures/registry"),
         )
     },
     ("pipeline/rewards/own.py", "importlib.import_module"): (
