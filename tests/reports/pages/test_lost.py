@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def built(build: Builder, tmp_path: Path) -> Built:
     arms = {"beta_0.05": 0.3, "beta_0.2": 0.5}
-    whole: Built = build(tmp_path, arms=arms, seeds=(0, 1), steps=2048, prompts=12, diverged=(), budget=(), missing=())
+    shape = {"seeds": (0, 1), "steps": 2048, "prompts": 12, "diverged": (), "budget": (), "missing": ()}
+    whole: Built = build(tmp_path, arms=arms, extra="figures: []\n", **shape)
     return whole
 
 
@@ -32,27 +33,28 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_without_the_store_the_page_stays_and_the_commands_say_what_is_missing(built: Built) -> None:
+def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
     assert call(built, "report").exit_code == 0
-    assert call(built, "falsify").exit_code == 0
     page = contents(built.folder.report)
-    shutil.move(built.layout.store, built.layout.root / "aside")
+    aside = built.layout.root / "aside"
+    shutil.move(built.layout.store, aside)
     for words in (["report"], ["falsify"], ["compare"], ["report", "--without-missing"]):
         done = call(built, *words)
         assert done.exit_code == FAULT, words
         assert f"{built.layout.store} is missing: 4 of 4 recorded trials have lost results" in done.stderr
-        assert "beta_0.05 seed 0" in done.stderr
-        assert "run study 'kl_demo' on profile tiny again" in done.stderr
     assert f"{built.folder.report / 'index.html'} is unchanged" in call(built, "report").stderr
-    assert contents(built.folder.report) == page
-    shutil.move(built.layout.root / "aside", built.layout.store)
-    assert call(built, "report").exit_code == 0
+    built.layout.store.symlink_to(aside)  # a store on another disk serves
+    assert [call(built, words).exit_code for words in ("report", "falsify")] == [0, 0]
+    shutil.rmtree(aside / "reward")
+    assert [call(built, words).exit_code for words in ("report", "falsify")] == [FAULT, 0], "verdicts need no reward"
+    shutil.rmtree(built.folder.path / "trials")
+    done = call(built, "report")
+    assert done.exit_code == 2
+    assert f"{built.folder.path / 'trials'}: no trial is recorded" in done.stderr
     assert contents(built.folder.report) == page
 
 
 def test_some_trials_are_left_out_only_where_that_is_asked_for(built: Built) -> None:
-    assert call(built, "report").exit_code == 0
-    page = contents(built.folder.report)
     record = built.folder.record("beta_0.2", 1)
     assert record is not None
     gone = built.layout.root / record.stages["train"].path
@@ -62,40 +64,9 @@ def test_some_trials_are_left_out_only_where_that_is_asked_for(built: Built) -> 
         assert done.exit_code == FAULT
         assert f"{gone} is missing: 1 of 4 recorded trials have lost results (beta_0.2 seed 1;" in done.stderr
         assert "--without-missing" in done.stderr
-    assert contents(built.folder.report) == page
+    assert not built.folder.report.exists()
     assert call(built, "report", "--without-missing").exit_code == 0
     assert "train/metrics.parquet is no longer in the store" in (built.folder.report / "index.html").read_text("utf-8")
-    assert call(built, "report").exit_code == FAULT, "the page that was drawn without them is not taken for the whole"
     told = call(built, "falsify", "--without-missing")
     assert told.exit_code == EXIT_CODES["NOT TESTED"]
     assert "3 SURVIVED, 1 NOT TESTED" in told.stdout
-
-
-def test_a_shared_stage_that_has_gone_is_missed_as_well(built: Built) -> None:
-    assert call(built, "report").exit_code == 0
-    page = contents(built.folder.report)
-    shutil.rmtree(built.layout.store / "reward")
-    done = call(built, "report")
-    assert done.exit_code == FAULT
-    assert "of reward)" in done.stderr
-    assert contents(built.folder.report) == page
-    assert call(built, "falsify").exit_code == 0, "verdicts need no reward model"
-
-
-def test_a_store_on_another_disk_reports_and_judges(built: Built, tmp_path: Path) -> None:
-    shutil.move(built.layout.store, tmp_path / "large")
-    built.layout.store.symlink_to(tmp_path / "large")
-    assert call(built, "report").exit_code == 0
-    assert call(built, "falsify").exit_code == 0
-    shutil.move(tmp_path / "large", tmp_path / "elsewhere")
-    assert f"{built.layout.store} is missing: 4 of 4 recorded trials" in call(built, "report").stderr
-
-
-def test_without_any_record_the_page_stays(built: Built) -> None:
-    assert call(built, "report").exit_code == 0
-    page = contents(built.folder.report)
-    shutil.rmtree(built.folder.path / "trials")
-    done = call(built, "report")
-    assert done.exit_code == 2
-    assert f"{built.folder.path / 'trials'}: no trial is recorded" in done.stderr
-    assert contents(built.folder.report) == page

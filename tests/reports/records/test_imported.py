@@ -78,33 +78,22 @@ def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], mo
     monkeypatch.setattr(style, "save", svg_only)
     folder = render_report(*imported).parent
     page = (folder / "index.html").read_text()
-    assert (
-        "The import holds no win rate against the reference, no judge but the reward that was trained on, and no exact"
-        in page
-    )
-    assert (
-        "beta_0.05/seed_1.jsonl, line 1: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: no number from 0 to 1 fraction"
-        in page
-    )
-    assert "beta_0.01/seed_2.jsonl, line 9: objective/kl = NaN: not finite" in page
-    assert "Where training ended" in page
-    assert "Completions" not in page
+    for text in (
+        "no win rate against the reference", "Where training ended",
+        "beta_0.05/seed_1.jsonl, line 1: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: ",
+        "beta_0.01/seed_2.jsonl, line 9: objective/kl = NaN: not finite",
+    ):  # fmt: skip
+        assert text in page
     drawn = pd.read_csv(folder / "figures" / "training.csv")
     clip = drawn[drawn["metric"] == "policy/pg_clipfrac"]
     assert clip["mean"].max() <= 1.0
     assert set(clip[clip["arm"] == "beta_0.05"]["seeds"]) == {2}, "the series in percent is not drawn"
-    assert (folder / "figures" / "kl.svg").exists(), "per sequence, as no length was stated"
-    assert "nats per sequence" in (folder / "report.md").read_text()
+    assert "nats per sequence" in (folder / "report.md").read_text(), "the KL, as no length was stated"
     assert not (folder / "tables" / "completions.csv").exists()
-
-
-def test_an_objective_that_was_not_recorded(imported: tuple[StudyFolder, Study]) -> None:
-    folder, study = imported
+    study = imported[1]
     asked = study.model_copy(update={"objective": study.objective.model_copy(update={"metric": "eval/win_rate"})})
-    records = load_records(folder, asked)
-    assert answer(records, analyse(records)).sentence.startswith(
-        "The imported records hold no win rate, so no arm can be compared on it"
-    )
+    records = load_records(imported[0], asked)
+    assert "hold no win rate" in answer(records, analyse(records)).sentence
 
 
 def test_final_measurements_that_were_imported_are_compared(tmp_path: Path) -> None:

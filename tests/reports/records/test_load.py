@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,10 @@ import pytest
 from helpers import republish, write_record, write_sealed
 
 from pipeline.errors import Damaged, Lost, UserError
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, StudyFolder
 from reports.records.load import StudyRecords, find_study, load_records
+from reports.records.searches import load_search
+from studies.definition.schema import load_study
 
 if TYPE_CHECKING:
     from tests.reports.conftest import Builder, Built
@@ -46,13 +48,13 @@ def of_trial(frame: pd.DataFrame, arm: str, seed: int) -> pd.DataFrame:
 
 
 def test_every_planned_trial_has_a_row_and_a_status(records: StudyRecords) -> None:
-    assert len(records.trials) == 12
     assert records.counts() == {"complete": 9, "budget": 1, "diverged": 1, "missing": 1}
     assert records.counts("beta_0") == {"complete": 2, "diverged": 1}
     assert {arm: records.evaluated(arm) for arm in records.arms} == {
         "beta_0": [0, 1], "beta_0.01": [0, 1], "beta_0.05": [0, 1, 2], "beta_0.2": [0, 1, 2],
     }  # fmt: skip
-    assert list(dict.fromkeys(records.trials["arm"])) == records.arms
+    found = {entry["stage"]: entry for entry in records.upstream}
+    assert (found["sft"]["summary"]["perplexity"], found["sft"]["trials"]) == (8.31, 11)
 
 
 def test_frames_equal_the_files(demo: Built, records: StudyRecords) -> None:
@@ -60,47 +62,28 @@ def test_frames_equal_the_files(demo: Built, records: StudyRecords) -> None:
     mine = of_trial(records.prompts, "beta_0.05", 0)
     np.testing.assert_array_equal(mine[["kl", "win", "decided"]], table[["kl", "win", "decided"]])
     curve = pd.read_parquet(table_of(demo, "train", "metrics.parquet"))
-    mine = of_trial(records.curves, "beta_0.05", 0)
-    np.testing.assert_array_equal(mine[curve.columns], curve)
+    np.testing.assert_array_equal(of_trial(records.curves, "beta_0.05", 0)[curve.columns], curve)
     assert len(records.samples) == 10 * 16
     lost = of_trial(records.curves, "beta_0", 2)
-    assert not np.isinf(lost.select_dtypes("number").to_numpy()).any()
     assert math.isnan(lost["policy/entropy"].iloc[-1]), "infinity is no recorded value"
-
-
-def test_shared_stages_carry_their_measurements(records: StudyRecords) -> None:
-    found = {entry["stage"]: entry for entry in records.upstream}
-    assert found["sft"]["summary"]["perplexity"] == 8.31
-    assert found["reward"]["summary"]["accuracy"] == 0.79
-    assert found["sft"]["trials"] == 11
-
-
-def test_series_are_the_finite_records_of_each_seed(records: StudyRecords) -> None:
     found = records.series("beta_0", "policy/entropy")
-    assert list(found) == [0, 1, 2]
     for seed, (steps, values) in found.items():
         rows = of_trial(records.curves, "beta_0", seed).dropna(subset=["policy/entropy"])
         np.testing.assert_array_equal(np.stack([steps, values]), rows[["step", "policy/entropy"]].to_numpy().T)
-    assert records.series("beta_0", "policy/kl_loss") == {}
-    assert records.series("beta_0.01", "policy/entropy").keys() == {0, 1}, "seed 2 is missing"
-    assert records.update_length == 16
+    assert (list(found), records.series("beta_0", "policy/kl_loss"), records.update_length) == ([0, 1, 2], {}, 16)
 
 
-def test_answers_are_one_row_a_seed_and_one_column_a_prompt(demo: Built, records: StudyRecords) -> None:
-    shared = records.shared_prompts([("beta_0", 0), ("beta_0.05", 1)])
+def test_answers_are_one_row_a_seed_and_one_column_a_prompt(demo: Built, records: StudyRecords, small: Built) -> None:
+    shared = records.shared_prompts([("beta_0", 0), ("beta_0.05", 0)])
     np.testing.assert_array_equal(shared, np.arange(200))
     table = pd.read_parquet(table_of(demo, "evaluate", "prompts.parquet"))
     backwards = records.answers("beta_0.05", "kl", [2, 0], shared[::-1])
     np.testing.assert_array_equal(backwards[1], table["kl"].to_numpy()[::-1])
     assert not records.shared_prompts([("beta_0", 0), ("beta_0", 2)]).size, "a trial without results shares no prompt"
-
-
-def test_prompts_that_only_some_trials_answered_are_not_shared(build: Builder, tmp_path: Path) -> None:
-    built = build(tmp_path, seeds=(0, 1), prompts=6, steps=64)
-    rewrite(built, "evaluate", "prompts.parquet", lambda table: table.iloc[[5, 1, 2]])
-    records = load_records(built.folder, built.study)
-    assert records.shared_prompts([("beta_0.05", 0), ("beta_0.05", 1)]).tolist() == [1, 2, 5]
-    assert np.isnan(records.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
+    rewrite(small, "evaluate", "prompts.parquet", lambda table: table.iloc[[3, 1]])
+    some = load_records(small.folder, small.study)
+    assert some.shared_prompts([("beta_0.05", 0), ("beta_0.01", 0)]).tolist() == [1, 3]
+    assert np.isnan(some.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
 
 
 def test_of_two_rows_at_one_step_the_last_counts(small: Built) -> None:
@@ -113,28 +96,11 @@ def test_of_two_rows_at_one_step_the_last_counts(small: Built) -> None:
 
 
 def test_a_study_that_was_never_run(demo: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = demo.study.source
     monkeypatch.chdir(Path(__file__).parents[3])
-    with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={source}$"):
-        find_study(Layout.at(tmp_path), source)
-    for place, how in (
-        (Path(__file__).parents[3], f"make study STUDY={source} PROFILE=smoke"),
-        (tmp_path, f"ablate study {source} --profile smoke"),
-        (Path(source).parent, "ablate study kl_demo --profile smoke"),
-    ):
-        monkeypatch.chdir(place)
-        with pytest.raises(UserError, match=f"it has been run on: tiny; run it first: {how}"):
-            find_study(demo.layout, source, "smoke")
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"arm": "beta_0"}', "\x00"])
-def test_a_damaged_record_is_one_line_with_its_file(small: Built, content: str) -> None:
-    path = small.folder.trial_file("beta_0.05", 0)
-    path.write_text(content)
-    with pytest.raises(Damaged) as caught:
-        load_records(small.folder, small.study)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={demo.study.source}$"):
+        find_study(Layout.at(tmp_path), demo.study.source)
+    with pytest.raises(UserError, match=r"it has been run on: tiny; run it first: make study STUDY=.* PROFILE=smoke"):
+        find_study(demo.layout, demo.study.source, "smoke")
 
 
 @pytest.mark.parametrize(
@@ -145,14 +111,14 @@ def test_a_damaged_record_is_one_line_with_its_file(small: Built, content: str) 
         ("evaluate", "prompts.parquet", lambda table: table.assign(prompt_id=0), "prompt_id stands in more than one"),
         ("evaluate", "prompts.parquet", lambda table: table.drop(columns=["tie", "agree"]), "no column tie, agree"),
         ("train", "metrics.parquet", lambda table: table.drop(columns="step"), "no column step"),
-        ("evaluate", "prompts.parquet", None, "."),
         ("train", "metrics.parquet", None, "."),
+        ("record", "", None, "."),
     ],
 )  # fmt: skip
-def test_an_impossible_table_is_one_line_with_its_file(
+def test_what_is_damaged_is_one_line_with_its_file(
     small: Built, stage: str, name: str, change: Change | None, words: str
 ) -> None:
-    path = table_of(small, stage, name)
+    path = table_of(small, stage, name) if name else small.folder.trial_file("beta_0.05", 0)
     if change is None:
         path.write_bytes(path.read_bytes()[:100])
     else:
@@ -163,15 +129,12 @@ def test_an_impossible_table_is_one_line_with_its_file(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_artifact_is_refused_or_a_note(small: Built) -> None:
+def test_a_missing_artifact_is_refused_or_a_note_and_one_outside_is_refused(small: Built) -> None:
     shutil.rmtree(table_of(small, "train", "metrics.parquet").parent)
     with pytest.raises(Lost, match=r"1 of \d recorded trials have lost results \(beta_0\.05 seed 0;"):
         load_records(small.folder, small.study)
     records = load_records(small.folder, small.study, without_missing=True)
     assert any("beta_0.05 seed 0" in note and "train/metrics.parquet" in note for note in records.notes)
-
-
-def test_a_record_that_points_outside_is_refused(small: Built) -> None:
     record = small.folder.record("beta_0.05", 0)
     assert record is not None
     outside = record.stages["train"].model_copy(update={"path": "../../../etc"})
@@ -185,10 +148,52 @@ def test_stale_and_dropped_trials_are_reported_and_left_out(build: Builder, tmp_
     records = load_records(built.folder, built.study)
     assert records.counts("beta_0.05") == {"complete": 2, "stale": 1}
     assert records.evaluated("beta_0.05") == [0, 2]
-    assert any("beta_0.05 seed 1 was run with another configuration" in note for note in records.notes)
+    assert any("beta_0.05 seed 1" in note for note in records.notes)
     fewer = load_records(small.folder, small.study.model_copy(update={"arms": {"beta_0.05": {"kl.beta": 0.05}}}))
     assert len(fewer.trials) == 1
-    assert any("beta_0.2 seed 0 is recorded but no longer part" in note for note in fewer.notes)
+    assert any("beta_0.2 seed 0" in note for note in fewer.notes)
     write_sealed(small.folder.study_file, {**small.folder.started(), "overrides": {"optimiser.lr": 0.002}})
     with pytest.raises(UserError, match="all 4 records were run with another configuration"):
         load_records(small.folder, small.study)
+
+
+STUDY = """
+question: Which beta?
+seeds: [0]
+search: {space: {kl.beta: {low: 0.01, high: 1.0, log: true}}, trials: 2, confirm: {top: 1, seeds: [7, 8]}}
+"""
+
+
+def trial(number: int, status: str, knobs: dict[str, float], values: dict[str, float]) -> dict[str, Any]:
+    head = {"number": number, "arm": f"search-{number:03d}", "overrides": knobs, "status": status}
+    return {**head, "values": values, "feasible": bool(values), "steps": 64}
+
+
+def test_a_search_is_read_if_it_is_of_this_study_and_refused_when_damaged(tmp_path: Path) -> None:
+    (tmp_path / "hunt.yaml").write_text(STUDY, encoding="utf-8")
+    study, folder = load_study(tmp_path / "hunt.yaml"), StudyFolder(tmp_path, tmp_path / "studies" / "hunt" / "tiny")
+    folder.path.mkdir(parents=True)
+    assert study.search is not None
+    won = trial(0, "complete", {"kl.beta": 0.1}, {"eval/win_rate": 0.7})
+    content: dict[str, Any] = {
+        "search": study.search.model_dump(mode="json"),
+        "trials": [won, trial(1, "pruned", {"kl.beta": 0.0, "optimiser.lr": 1e-4}, {})],
+        "pareto": [0],
+        "confirmed": [{"arm": "confirm-1", "number": 0, "overrides": {"kl.beta": 0.1}}],
+    }
+    assert load_search(folder, study) is None
+    write_sealed(folder.search_file, content)
+    found = load_search(folder, study.model_copy(update={"seeds": (7, 8)}))  # as its confirmation has them
+    assert found is not None
+    assert [(one.number, one.values) for one in found.trials] == [(0, {"eval/win_rate": 0.7}), (1, {})]
+    assert (found.metrics, found.knobs) == (["eval/win_rate"], ["kl.beta", "optimiser.lr"])
+    assert (found.pareto, found.confirmed) == ((0,), {"confirm-1": 0})
+    other = study.search.model_copy(update={"seed": 5})
+    assert load_search(folder, study.model_copy(update={"search": other})) is None
+    for change in ({"trials": [{}]}, {"pareto": ["x"]}, {"confirmed": [{"arm": "confirm-1"}]}):
+        write_sealed(folder.search_file, {**content, **change})
+        with pytest.raises(Damaged, match=r"search\.json is damaged: "):
+            load_search(folder, study)
+    folder.search_file.write_text("{", encoding="utf-8")
+    with pytest.raises(Damaged, match=r"search\.json is damaged: .*; run study 'hunt' .*again"):
+        load_search(folder, study)

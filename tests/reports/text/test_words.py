@@ -6,7 +6,6 @@ import pytest
 
 from reports.pages.page import visible
 from reports.statistics.two_level import Estimate
-from reports.tables.table import Head, Table, TableCell, latex, markdown
 from reports.text.words import counted, interval, listed, number, signed
 
 
@@ -17,57 +16,25 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
 @pytest.mark.parametrize(
     ("value", "wanted"),
     [
-        (0.0, "0.00"),
-        (12.345, "12.3"),
-        (1234.5, "1234"),
-        (-0.0412, "−0.0412"),
-        (2e-5, "2.0e-05"),
-        (3.2e7, "3.2e+07"),
-        (None, "–"),
-        (float("nan"), "–"),
+        (0.0, "0.00"), (12.345, "12.3"), (1234.5, "1234"), (-0.0412, "−0.0412"), (2e-5, "2.0e-05"), (3.2e7, "3.2e+07"),
+        (None, "–"), (float("nan"), "–"),
     ],
-)
+)  # fmt: skip
 def test_number(value: float | None, wanted: str) -> None:
     assert number(value) == wanted
 
 
-def test_intervals_show_their_width_with_two_digits() -> None:
+def test_intervals_show_their_width_with_two_digits_and_differences_their_sign() -> None:
     assert interval(estimate(0.7134, 0.66, 0.761), "eval/win_rate") == "0.713 [0.660, 0.761]"
     assert interval(estimate(33.58, 31.04, 36.24)) == "33.6 [31.0, 36.2]"
     assert interval(estimate(0.00589, 0.00567, 0.0061)) == "0.00589 [0.00567, 0.00610]"
     assert interval(estimate(6.5, 6.5, 6.5)) == "6.50 [6.50, 6.50]"
     assert interval(estimate(6.5, None, None)).endswith("no interval")
-
-
-def test_differences_carry_their_sign() -> None:
     assert signed(estimate(0.125, 0.0757, 0.178), "eval/win_rate") == "+0.125 [+0.076, +0.178]"
     assert signed(estimate(-0.0001, -0.01, 0.01), "eval/win_rate") == "0.000 [−0.010, +0.010]"
 
 
-def test_lists_and_counts() -> None:
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b"]) == "a and b"
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    assert counted(1, "seed") == "1 seed"
-    assert counted(2048, "step") == "2,048 steps"
-
-
-def test_markdown_and_latex_escape_what_would_break_them() -> None:
-    import pandas as pd
-
-    table = Table(
-        "t",
-        "T",
-        "n",
-        (Head("a_b", numeric=False), Head("50 %")),
-        ((TableCell("x|y<b>"), TableCell("−1", "[−2, 0]")),),
-        pd.DataFrame(),
-    )
-    assert "x\\|y&lt;b&gt;" in markdown(table)
-    assert r"a\_b & 50 \% \\" in latex(table)
-    assert r"x\textbar{}y\textless{}b\textgreater{} & $-$1 [$-$2, 0] \\" in latex(table)
-    assert latex(table).startswith("%")
-
-
-def test_control_characters_become_visible() -> None:
+def test_lists_counts_and_control_characters() -> None:
+    assert [listed("abc"[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert (counted(1, "seed"), counted(2048, "step")) == ("1 seed", "2,048 steps")
     assert visible("a\x00b\x1b[31m\nc") == "a�b�[31m\nc"
