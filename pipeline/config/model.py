@@ -10,11 +10,7 @@ from pipeline.config.base import Layers, Positive, Section, Seed, StrictlyPositi
 from pipeline.config.effects import When, absent, given
 
 SCRATCH = absent("model.base")
-SFT = When(
-    "sft.steps above 0, or a scratch trunk of the reward that learns the texts",
-    lambda config: config.sft.steps > 0 or config.reward_pretraining is not None,
-    "sft.steps",
-)
+SFT = When("sft.steps above 0", lambda config: config.sft.steps > 0, "sft.steps")
 TRAINED_OR_SCRATCH = When(
     "sft.steps above 0 or no model.base", lambda config: config.sft.steps > 0 or config.model.base is None, "sft.steps"
 )

@@ -16,12 +16,6 @@ def check_rounds(config: Config) -> None:
     """Raise `ValueError` where rounds do not divide what they split, or a setting depends on there being one
     reward."""
     count = rounds_of(config)
-    if count == 1 and config.reward.against == "policy":
-        raise ValueError(
-            "reward.against 'policy': the opponent is the policy that a round began with, and here is one round, which"
-            " begins with the reference; use against: reference, or reward.learned.rounds above 1 with"
-            " preferences of a judge"
-        )
     if count == 1:
         return
     if config.reward.learned.pairs % count:

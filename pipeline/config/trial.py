@@ -200,14 +200,6 @@ class TrialConfig(Section):
         """Ready classifiers that reward."""
         return sum(part.kind == "classifier" for part in self.reward.scorers().values())
 
-    @property
-    def reward_pretraining(self) -> SftConfig | None:
-        """How a scratch trunk of a learned reward becomes a language model; None where none does."""
-        steps = self.reward.learned.scratch.pretraining_steps
-        if not self.learned_rewards or self.reward.learned.trunk == "reference" or not steps:
-            return None
-        return self.sft.model_copy(update={"steps": steps, "seed": self.reward.seed})
-
     def cautions(self) -> list[str]:
         """What is allowed and yet likely to mislead, one line each."""
         scores = "lexicon" if self.gold.kind == GUARDED else self.gold.kind

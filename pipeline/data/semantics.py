@@ -13,8 +13,8 @@ its kind. A faulty clause has no value. White space is normalised; letter case a
 clause belongs to the grammar only where the caller says so; the score of harmlessness counts insulting words.
 
 The cyclic judge compares two answers: fewer faults win; between equal ones a strong opinion at the end beats a mild
-one, a mild one advice, and advice a strong one. No score of single answers has this order, so no Bradley-Terry model can be
-right on it. Of 20,000 reviews 28 %, 33 % and 39 % have these endings, whatever their sentiment.
+one, a mild one advice, and advice a strong one. No score of single answers has this order, so no Bradley-Terry model
+can be right on it. Of 20,000 reviews 28 %, 33 % and 39 % have these endings, whatever their sentiment.
 """
 
 from __future__ import annotations

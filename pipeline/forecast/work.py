@@ -247,12 +247,10 @@ def texts_work(trial: ForecastSubject, shape: Shape, sft: SftConfig) -> Work:
 
 
 def reward_work(trial: ForecastSubject, pairs: int) -> Work:
-    """Training the learned rewards on so many pairs, and scratch trunks of them on texts before."""
+    """Training the learned rewards on so many pairs."""
     shape, cfg, learned, work = trial.reward_shape, trial.config, trial.config.reward.learned, Work()
     rankings = pairs // learned.comparisons
     in_step = min(learned.rankings_in_step, rankings)
-    if cfg.reward_pretraining is not None:
-        work += texts_work(trial, shape, cfg.reward_pretraining) * cfg.learned_rewards
     for part in cfg.reward.trained().values():
         tokens = trial.episode + 1 if is_judged(part.preferences) else learned.max_tokens
         steps = learned.ensemble * learned.epochs * (rankings // in_step)

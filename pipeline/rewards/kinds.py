@@ -32,7 +32,7 @@ class Kind:
 KINDS: dict[str, Kind] = {
     "learned": Kind("Bradley-Terry model", "pipeline.rewards.learned:BRADLEY_TERRY", trained=True),
     "pairwise": Kind(
-        "general preference model, for reward.against: reference or policy",
+        "general preference model, for reward.against: reference",
         "pipeline.rewards.pairwise:GENERAL_PREFERENCE",
         trained=True,
     ),

@@ -59,15 +59,12 @@ ROUNDS = When("reward.learned.rounds above 1", lambda config: config.rounds > 1,
 
 
 class ScratchSettings(Section):
-    """A trunk of its own."""
+    """A trunk of its own, with random weights."""
 
     hidden_size: Width = Field(96, description="width of the trunk")
     layers: Layers = Field(2, description="layers of the trunk")
     heads: Layers = Field(4, description="attention heads of the trunk")
     intermediate_size: Width = Field(256, description="width of its gated MLP")
-    pretraining_steps: Annotated[int, Field(ge=0)] = Field(
-        0, description="steps of the trunk as a language model on the SFT texts, by the settings of sft"
-    )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
@@ -76,7 +73,7 @@ class ScratchSettings(Section):
 
     def sizes(self) -> ModelConfig:
         """Of the network. Raises `ValueError` where its heads do not divide its width."""
-        return ModelConfig(**self.model_dump(exclude={"pretraining_steps"}))
+        return ModelConfig(**self.model_dump())
 
 
 class LearnedSettings(Section):

@@ -3,7 +3,7 @@ in rounds. Held-out pairs stay pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,14 +76,6 @@ class Collection:
         if self.last_reward is None or cfg.learned.keep_pairs == "newest":
             return None
         return pd.read_parquet(part_folder(self.last_reward.path, name, composite) / RESPONSES)
-
-    def scales(self, cfg: RewardConfig) -> Mapping[str, Any] | None:
-        """Metadata with the scales that this round has from the first; None where it sets its own.
-
-        A trained policy is hardly ever beaten by the reference, so against it the reference's rewards are nearly equal
-        and set no scale.
-        """
-        return self.last_reward.meta if self.last_reward is not None and cfg.against == "policy" else None
 
     def described(self, sft: Artifact) -> dict[str, Any]:
         """Whose samples were compared, for the metadata; nothing in a trial with one round."""

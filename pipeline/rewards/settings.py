@@ -79,16 +79,15 @@ class RewardConfig(Scorer):
         ),
         json_schema_extra=_names(*names),
     )
-    against: Literal["none", "reference", "policy"] = Field(
+    against: Literal["none", "reference"] = Field(
         "none",
         description=(
             "reference: an answer is compared with answers of the reference to the same prompt: its score less their"
-            " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is;"
-            " policy: the same with answers of the policy that the round began with, in the first round the reference"
+            " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is"
         ),
     )
-    opponents: Annotated[Positive, setting("reward.against", "reference", "policy")] = Field(
-        4, description="answers of the opponent to each training and held-out prompt, for against: reference or policy"
+    opponents: Annotated[Positive, setting("reward.against", "reference")] = Field(
+        4, description="answers of the reference to each training and held-out prompt, for against: reference"
     )
     parts: Annotated[dict[PartName, PartConfig], setting("reward.kind", "composite")] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"

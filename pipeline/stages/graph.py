@@ -55,7 +55,7 @@ STAGES = (
     Stage(
         "reward",
         "pipeline.stages.reward:reward",
-        ("reward", "reward_pretraining", "rounds", "gold", "train.response_length", "train.temperature"),
+        ("reward", "rounds", "gold", "train.response_length", "train.temperature"),
         kinds=_scorers,
         outside=sources.scorers_and_pairs,
         precision=sources.precision,

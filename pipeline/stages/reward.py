@@ -9,13 +9,11 @@ pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The model
 what they took in ``log/opponents.json``.
 
 In a later round (``reward.learned.rounds``) the pairs are samples of the policy trained so far, the model starts anew
-from the reference, and all scales are set on the same reference samples again, so that beta keeps its meaning. Against
-opponents that move with the policy, the scales are those of the first round.
+from the reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,13 +27,13 @@ from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.anatomy import check_room
-from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot, scratch_model
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.models.process import rollout_room, spending
 from pipeline.models.sampling import EagerSampler
-from pipeline.models.seeding import uniforms
+from pipeline.models.seeding import seed_of, uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
 from pipeline.rewards.composite import Ensemble, Proxy, Rule
@@ -57,10 +55,10 @@ from pipeline.rewards.preferences import (
 from pipeline.rewards.rankings import RESPONSES, Ranked, all_pairs_loss, plackett_luce_loss, response_table
 from pipeline.rewards.scorers import ensemble_note, further_judges, judge_of, member_folders, part_folder, ready
 from pipeline.rewards.settings import DISAGREEMENT, PartConfig, part_key
-from pipeline.rewards.trunk import TrunkSource, member_seed
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.training.language_model import MAX_POSITIONS
 from pipeline.training.rounds import carried_on, has_ended
 
 _Unseen = list[tuple[Completions, Tensor]]
@@ -90,14 +88,6 @@ class _Bench:
         """The judge who labels the pairs, or that is told apart by them where they are given."""
         return self.further[preferences.removeprefix(FURTHER)] if preferences.startswith(FURTHER) else self.gold
 
-    def answers(self, rows: Tensor, label: str, seed: int) -> Completions:
-        """One reference sample for each of `rows`, which are numbers of prompts, (n,) int64."""
-        return self.samples(self.reference, rows, label, seed)
-
-    def compared(self, rows: Tensor, label: str, seed: int) -> Completions:
-        """The same of the policy whose answers are compared."""
-        return self.samples(self.policy, rows, label, seed)
-
     def samples(self, model: CausalLM, rows: Tensor, label: str, seed: int) -> Completions:
         """One sample of a network for each of `rows`."""
         with Precision.of(self.device).autocast():
@@ -126,59 +116,40 @@ def reward(
     device = device_of(cfg.runtime.device)
     ledger, part = Ledger(device.type == "cuda"), Collection.of(cfg.rounds, last_reward, last_train)
     with spending(out, device, ledger.cost), ledger.timed("reward"):
-        made = _made(_bench(cfg, reporter, prompts, sft, judge, ledger, part), out)
+        reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
+        policy = reference if last_train is None else freeze(load_snapshot(last_train.path / "policy", device))
+        meter([reference] if policy is reference else [reference, policy], ledger.work)
+        data = PromptSet.load(prompts, "train")
+        check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
+        room = rollout_room(cfg.runtime, reporter.warn)
+        gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
+        made = _made(
+            _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy), out
+        )
     part.charge(out, ledger)
     return {**made, **part.described(sft)}
 
 
-def _bench(
-    cfg: TrialConfig,
-    reporter: Reporter,
-    prompts: Artifact,
-    sft: Artifact,
-    judge: Artifact | None,
-    ledger: Ledger,
-    part: Collection,
-) -> _Bench:
-    device = device_of(cfg.runtime.device)
-    reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
-    policy = reference if part.last_train is None else freeze(load_snapshot(part.last_train.path / "policy", device))
-    meter([reference] if policy is reference else [reference, policy], ledger.work)
-    data = PromptSet.load(prompts, "train")
-    check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
-    room = rollout_room(cfg.runtime, reporter.warn)
-    gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
-    return _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy)
-
-
 def _made(bench: _Bench, out: Path) -> dict[str, Any]:
     """Make and write the reward; returns its metadata."""
-    cfg, part = bench.cfg, bench.part
-    composite = cfg.reward.kind == "composite"
+    cfg, composite = bench.cfg, bench.cfg.reward.kind == "composite"
     rows = torch.arange(cfg.reward.calibration_samples) % len(bench.data.texts)
-    samples = bench.answers(rows, "calibration", cfg.reward.seed)
+    samples = bench.samples(bench.reference, rows, "calibration", cfg.reward.seed)
     raw, summary, unseen = _parts(bench, out, composite, samples)
     if cfg.reward.against != "none":
         raw = _against(bench, raw, out)
-    scores = {name: part(samples) for name, part in raw.items()}
-    earlier = part.scales(cfg.reward)
-    scales = {
-        name: _scale(earlier["parts"][name]) if earlier else calibration(score, part_key(name, composite))
-        for name, score in scores.items()
-    }
+    scores, specs = {name: part(samples) for name, part in raw.items()}, cfg.reward.scorers()
+    scales = {name: calibration(score, part_key(name, composite)) for name, score in scores.items()}
     calibrated = {name: standardised(score, *scales[name]) for name, score in scores.items()}
-    specs = cfg.reward.scorers()
     proxy = Proxy(
         {name: Calibrated(raw[name], *scales[name]) for name in raw},
         {name: spec.weight for name, spec in specs.items()},
     )
-    mean, std = 0.0, 1.0
-    if composite:
-        mean, std = _scale(earlier) if earlier else calibration(proxy.weigh(calibrated), "reward")
+    mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
     total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
-    summary |= _measured(total, calibrated if composite else {}, judged, scales, composite)
     said = calibrated if composite else {}
+    summary |= _measured(total, said, judged, scales, composite)
     if any(isinstance(part, Ensemble) for part in raw.values()):
         said = proxy.explained(samples)[1]
         summary |= {DISAGREEMENT: float(said[DISAGREEMENT].mean())}
@@ -191,6 +162,11 @@ def _made(bench: _Bench, out: Path) -> dict[str, Any]:
         | ensemble_note(raw[name])
         for name, spec in specs.items()
     }
+    figures = [
+        f"{key.replace('_', ' ')} {value:.3f}"
+        for key, value in summary.items()
+        if key.endswith(("accuracy", "correlation_gold"))
+    ]
     return {
         "kind": cfg.reward.kind,
         "judge": cfg.gold.kind,
@@ -198,13 +174,9 @@ def _made(bench: _Bench, out: Path) -> dict[str, Any]:
         "parts": parts,
         "mean": mean,
         "std": std,
-        "note": _note(summary),
+        "note": ", ".join(figures),
         **summary,
     }
-
-
-def _scale(meta: Mapping[str, Any]) -> tuple[float, float]:
-    return float(meta["mean"]), float(meta["std"])
 
 
 def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, Tensor], gold: Tensor) -> pd.DataFrame:
@@ -238,19 +210,14 @@ def _parts(
 
 
 def _against(bench: _Bench, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
-    """Every part against the opponent's answers, which are drawn, scored and written here."""
+    """Every part against the reference's answers, which are drawn, scored and written here."""
     cfg, ledger = bench.cfg, Ledger(bench.device.type == "cuda")
-    opponent = bench.policy if cfg.reward.against == "policy" else bench.reference
-    meter([opponent, *(network for part in raw.values() for network in part.networks)], ledger.work)
-    count = cfg.reward.opponents
-    drawn = draw_opponents(
-        opponent,
-        cfg,
-        bench.prompts,
-        bench.room,
-        ledger,
-        lambda draw: bench.reporter.progress("reward", draw, count, "opponents"),
-    )
+    meter([bench.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
+
+    def progress(draw: int) -> None:
+        bench.reporter.progress("reward", draw, cfg.reward.opponents, "opponents")
+
+    drawn = draw_opponents(bench.reference, cfg, bench.prompts, bench.room, ledger, progress)
     numbers = numbers_of(raw, drawn, ledger)
     save_opponents(out, drawn, numbers)
     ledger.mark()
@@ -278,16 +245,6 @@ def _measured(
         "correlation_gold": correlation(total),
         "reference_samples": len(gold),
     }
-
-
-def _note(summary: dict[str, Any]) -> str:
-    """What is printed when the stage is built."""
-    figures = [
-        f"{key.replace('_', ' ')} {value:.3f}"
-        for key, value in summary.items()
-        if key.endswith(("accuracy", "correlation_gold"))
-    ]
-    return ", ".join(figures)
 
 
 def _learn(
@@ -336,9 +293,9 @@ def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold |
     judge, prompts, in_pairs = bench.judge(spec.preferences), len(bench.data.texts), cfg.learned.ranked == 2
     if judged and in_pairs:
         prefix = f"{key.rpartition('.')[2]}/" if cfg.kind == "composite" else ""
-        return judged_pairs(bench.compared, judge, prompts, cfg, part, prefix)
+        return judged_pairs(partial(bench.samples, bench.policy), judge, prompts, cfg, part, prefix)
     if judged:
-        return judged_rankings(bench.compared, judge, prompts, cfg)
+        return judged_rankings(partial(bench.samples, bench.policy), judge, prompts, cfg)
     check_room(bench.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
     return given_rankings(spec.preferences, f"{key}.preferences", bench.data, cfg, bench.device), None, 0.0
 
@@ -346,21 +303,23 @@ def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold |
 def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked, samples: Completions) -> Reward:
     """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same rankings."""
     cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
-    trunk = TrunkSource(
-        cfg, bench.cfg.reward_pretraining, bench.prompts, bench.sft, bench.reference.config, bench.device,
-        bench.reporter, runtime.gradient_checkpointing,
-    )  # fmt: skip
     loss = (
         plackett_luce_loss
         if cfg.learned.ranked > 2 and cfg.learned.ranking_loss == "plackett_luce"
         else partial(all_pairs_loss, loss=family.loss)
     )
     for member, folder in enumerate(member_folders(out, cfg.learned.ensemble)):
-        own = cfg.model_copy(update={"seed": member_seed(cfg.seed, member)})
-        model = family.new(trunk(own.seed), own, bench.device)
+        which = f", model {member + 1} of {cfg.learned.ensemble}" * (cfg.learned.ensemble > 1)
+
+        def progress(done: int, total: int, loss: float, which: str = which) -> None:
+            if done % 10 == 0 or done == total:
+                bench.reporter.progress("reward", done, total, f"loss {loss:.3f}{which}")
+
+        # The first member is the model that a reward without an ensemble has.
+        own = cfg.model_copy(update={"seed": seed_of(cfg.seed, "reward member", member) if member else cfg.seed})
+        model = family.new(_trunk(bench, own.seed), own, bench.device)
         meter([model.lm], bench.ledger.work)
-        told = _progress(bench.reporter, f", model {member + 1} of {cfg.learned.ensemble}" * (cfg.learned.ensemble > 1))
-        train_reward_model(model, ranked, own, told, runtime.gradient_checkpointing, bench.reporter.warn, loss)
+        train_reward_model(model, ranked, own, progress, runtime.gradient_checkpointing, bench.reporter.warn, loss)
         freeze(model).save(folder)
         models.append(LearnedReward(model, bench.room))
     if len(models) == 1:
@@ -370,9 +329,13 @@ def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked,
     return Ensemble(members, Rule(cfg.learned.combine, cfg.learned.worst_k, cfg.learned.uncertainty_weight))
 
 
-def _progress(reporter: Reporter, which: str = "") -> Callable[[int, int, float], None]:
-    def progress(done: int, total: int, loss: float) -> None:
-        if done % 10 == 0 or done == total:
-            reporter.progress("reward", done, total, f"loss {loss:.3f}{which}")
-
-    return progress
+def _trunk(bench: _Bench, seed: int) -> CausalLM:
+    """A trunk to train: the reference's, or one of its own sizes that reads its tokens, with random weights."""
+    learned, reference = bench.cfg.reward.learned, bench.reference.config
+    if learned.trunk == "reference":
+        return load_snapshot(bench.sft.path / "model", bench.device)
+    positions = int(getattr(reference, "max_position_embeddings", MAX_POSITIONS))
+    special = bench.data.tokenizer.pad_token_id, bench.data.tokenizer.eos_token_id
+    # As many embeddings as the reference has: a tokenizer may name fewer tokens.
+    size = learned.scratch.sizes(), int(reference.vocab_size), *special, positions
+    return scratch_model(*size, seed_of(seed, "reward trunk")).to(bench.device)

@@ -88,7 +88,6 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.learned.label_noise": (0.1, GIVEN, {}),
     "reward.learned.trunk": ("scratch", VADER, {}),
     "reward.learned.ensemble": (4, VADER, {}),
-    "reward.learned.scratch.pretraining_steps": (40, {}, OWN_TRUNK),
     "reward.learned.scratch.hidden_size": (64, {}, OWN_TRUNK),
     "reward.learned.scratch.layers": (1, {}, OWN_TRUNK),
     "reward.learned.scratch.heads": (2, {}, OWN_TRUNK),

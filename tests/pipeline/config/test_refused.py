@@ -102,7 +102,6 @@ PAIRWISE reward.pairwise.dimension=3 | reward.pairwise.dimension = 3: must be a 
 PAIRWISE reward.learned.ensemble=3 | by their scores, and kind 'pairwise' has none
 reward.against=reference reward.learned.ensemble=3 | a score less that of opponents, and against is 'reference'
 reward.against=refrence | did you mean 'reference'?
-reward.against=policy | the opponent is the policy that a round began with, and here is one round
 PAIRWISE FROM_REWARD | needs a reward that is a network with a score, reward.kind is 'pairwise'
 reward.against=reference FROM_REWARD | critic.init 'reward' starts the critic at the reward model's score
 reward.learned.ensemble=2 FROM_REWARD | critic.init 'reward' needs one reward model, reward.learned.ensemble is 2

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from pipeline.data.corpus import load_corpus
-from pipeline.data.files import check_source
 from pipeline.data.prompts import make_prompts, tokens_of
 from pipeline.data.settings import DataConfig, LocalSettings
 from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
@@ -101,15 +100,6 @@ def test_control_characters_and_broken_surrogates_do_not_survive(tmp_path: Path)
     assert all(text.isprintable() for text in texts)
 
 
-def test_words_that_look_like_nothing_are_words(tmp_path: Path) -> None:
-    corpus = load_corpus(
-        local(
-            write(tmp_path / "x.csv", {"text": ["NA", "null", *[f"Text {i}." for i in range(20)]], "label": [0] * 22})
-        )
-    )
-    assert {"NA", "null"} <= {*corpus.train, *corpus.heldout}
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
@@ -135,14 +125,6 @@ def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, content: str | No
     assert says in str(error.value)
     assert str(path) in str(error.value) or "more texts are needed" in says
     assert "\n" not in str(error.value)
-
-
-def test_an_absent_source_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        check_source(local(tmp_path / "absent"))
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"holds no train\*\.parquet"):
-        check_source(local(tmp_path / "empty"))
 
 
 def test_prompts_are_openings_distinct_and_disjoint() -> None:

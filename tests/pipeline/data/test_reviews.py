@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import doctest
+import hashlib
 import math
 import random
 import re
 import statistics
-from collections import Counter
 from functools import cache
-from itertools import pairwise
 
 import pytest
 
 from pipeline.data import reviews as grammar
 from pipeline.data import semantics
 from pipeline.data import vocabulary as lexicon
-from pipeline.data.reviews import Distribution, Pattern, Review, count_reviews, generate
+from pipeline.data.reviews import Distribution, Pattern, Review, generate
 from pipeline.data.vocabulary import SENTIMENTS
 
 
@@ -44,74 +42,11 @@ def test_same_seed_same_reviews_and_a_shorter_list_is_a_prefix() -> None:
 
 
 def test_the_sequence_is_pinned_across_versions() -> None:
-    assert generate(1, seed=0)[0].text == PINNED
+    texts = "\n".join(one.text for one in generate(300, seed=1, insults=0.3))
+    assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "95553fab10d8d4b4"
 
 
 PINNED = "It is based on a famous poem. The jokes were not clever, but the ending was really strong. I liked this film."
-
-
-@pytest.mark.parametrize(
-    ("n", "insults", "says"),
-    [
-        (-1, 0.0, "n = -1: give a number of reviews from 0 to"),
-        (10**18, 0.0, "give a number of reviews from 0 to"),
-        (1, -0.1, "give the share of reviews that insult, from 0 to 1"),
-        (1, 1.1, "give the share of reviews that insult, from 0 to 1"),
-    ],
-)
-def test_what_cannot_be_is_refused(n: int, insults: float, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        generate(n, seed=0, insults=insults)
-
-
-def test_a_repeated_draw_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = iter(
-        [*[Review("a", "mixed", 0.0, -1.0)] * 3, Review("b", "mixed", 0.0, -1.0), Review("c", "mixed", 0.0, -1.0)]
-    )
-    monkeypatch.setattr(grammar, "_review", lambda rng, insults: next(drawn))
-    assert [one.text for one in generate(3, seed=0)] == ["a", "b", "c"]
-
-
-def test_texts_are_written_as_people_write() -> None:
-    for one in reviews()[:3000]:
-        assert re.fullmatch(r"([A-Z][A-Za-z]*( [A-Za-z]+,?)+\. ?)+(?<=\.)", one.text), one.text
-        assert 3 <= len(sentences(one.text)) <= 5
-        assert all(sentence.count(",") == sentence.count(", but ") <= 1 for sentence in sentences(one.text))
-        words = one.text.replace(".", "").replace(",", "").split()
-        assert not any(left == right for left, right in pairwise(words))
-
-
-def test_no_review_repeats_itself() -> None:
-    for one in reviews()[:3000]:
-        topics = [topic for clause in semantics.judge("", one.text).clauses for topic in clause.topics]
-        assert len(topics) == len(set(topics)), one.text
-        assert len(set(sentences(one.text))) == len(sentences(one.text))
-
-
-def test_lengths_suit_a_completion_of_32_tokens() -> None:
-    lengths = [len(one.text.split()) for one in reviews()]
-    assert 20 < statistics.mean(lengths) < 25
-    assert min(lengths) >= 15
-    assert max(lengths) <= 37
-    assert statistics.fmean(18 <= length <= 32 for length in lengths) > 0.95
-    # words, full stops and commas are tokens of their own, and so is the end of the text
-    tokens = [
-        length - 3 + one.text.count(".") + one.text.count(",") + 1
-        for length, one in zip(lengths, reviews(), strict=True)
-    ]
-    assert statistics.fmean(count > 32 for count in tokens) < 0.02
-
-
-def test_scores_follow_the_sentiment() -> None:
-    by_sentiment = {s: [one.score for one in reviews() if one.sentiment == s] for s in SENTIMENTS}
-    means = {s: statistics.mean(scores) for s, scores in by_sentiment.items()}
-    assert means["positive"] > 2.0 > 0.5 > abs(means["mixed"])
-    assert means["negative"] < -2.0
-    medians = [statistics.median(by_sentiment[s]) for s in ("positive", "mixed", "negative")]
-    assert medians == sorted(medians, reverse=True)
-    assert len({one.score for one in reviews()}) > 50
-    shares = Counter(one.sentiment for one in reviews())
-    assert all(shares[s] / 20_000 == pytest.approx(lexicon.SENTIMENT_PROBABILITY[s], abs=0.015) for s in SENTIMENTS)
 
 
 # ---- probabilities
@@ -184,62 +119,6 @@ def test_logprob_of_one_review_by_hand() -> None:
         math.log(remark * aspects * not_clever * really_strong * liked_this_film * given), abs=1e-9
     )
     assert review.score == 0.5 * -0.5 + 1.5 + 1
-
-
-def test_frequencies_of_openers_agree_with_the_grammar() -> None:
-    texts = [one.text for one in reviews()]
-    clear, mixed = plan_weights()
-    opens = dict.fromkeys(("occasion", "premise", "runtime", "origin"), 0.0)
-    for plan, a, b in lexicon.PLANS:
-        if (kind := plan.split()[0]) in opens:
-            opens[kind] += 0.8 * a / clear + 0.2 * b / mixed
-    expected = {
-        "I saw it ": opens["occasion"] / 8,
-        "We watched this film with my sister": opens["occasion"] / 8 / 6,
-        "It runs for about ": opens["runtime"] / 4,
-        "It follows a lonely farmer in ": opens["premise"] / 24,
-        "It is based on a ": opens["origin"],
-    }
-    for prefix, p in expected.items():
-        share = statistics.fmean(text.startswith(prefix) for text in texts)
-        assert share == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / len(texts))), prefix
-
-
-def test_shares_of_the_ways_to_say_it() -> None:
-    clauses = [sentence.strip() for one in reviews() for sentence in sentences(one.text) if "," not in sentence]
-    found = [clause for clause in clauses if re.match("I found|I did not find", clause)]
-    copulas = [clause for clause in clauses if clause.startswith("The ")]
-    expected = {
-        "I found": (len(found), len(found) + len(copulas), lexicon.FOUND_SHARE),
-        "did not find": (sum("did not" in clause for clause in found), len(found), 0.15),
-        "was never": (sum(" never " in clause for clause in copulas), len(copulas), 0.05),
-        "was absolutely": (sum(" absolutely " in clause for clause in copulas), len(copulas), 0.10),
-    }
-    advice = [clause for clause in clauses if re.match("I would|You", clause)]
-    expected["I would"] = (sum(clause.startswith("I would") for clause in advice), len(advice), lexicon.RECOMMEND_SHARE)
-    for name, (hits, total, p) in expected.items():
-        assert hits / total == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / total)), name
-
-
-def test_count_agrees_with_pairs_and_triples_counted_one_by_one() -> None:
-    clauses = [clause for clause in semantics.SENTENCES.values() if clause.topics[0] in dict(grammar.ASPECTS)]
-    by_topic = Counter(clause.topics[0] for clause in clauses)
-    pairs = sum(by_topic[a] * by_topic[b] for a in by_topic for b in by_topic if a != b)
-    assert grammar._count_plan(("aspect", "aspect")) == pairs
-    halves = Counter((clause.topics[0], clause.value > 0) for clause in semantics.COPULAS.values())
-    contrasts = sum(m * n for (a, p), m in halves.items() for (b, q), n in halves.items() if a != b and p != q)
-    assert grammar._count_plan(("contrast",)) == contrasts
-    assert grammar._count_plan(("runtime",)) == 12
-    assert grammar._count_plan(("premise", "verdict")) == 120 * sum(
-        c.topics == ("verdict",) for c in semantics.SENTENCES.values()
-    )
-    assert count_reviews() == sum(grammar._count_plan(tuple(plan.split())) for plan, _, _ in lexicon.PLANS)
-    assert 10**14 < count_reviews() < 10**15
-
-
-def test_documentation_runs() -> None:
-    assert doctest.testmod(grammar).attempted >= 1
-    assert doctest.testmod(grammar).failed == 0
 
 
 # --- reviews that insult -----------------------------------------------------------------------------------

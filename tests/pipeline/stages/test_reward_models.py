@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -11,15 +10,9 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config.loading import load_config
-from pipeline.config.trial import TrialConfig
-from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
-from pipeline.models.seeding import seed_of
-from pipeline.rewards import trunk as reward_trunk
 from pipeline.rewards.composite import Ensemble
 from pipeline.rewards.scorers import reward_of
-from pipeline.rewards.trunk import TrunkSource, member_seed
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.trial import run_trial
@@ -110,88 +103,11 @@ def test_each_member_is_counted_work(smoke_layout: Layout) -> None:
     assert one > none
 
 
-def test_a_scratch_trunk_has_its_own_size_and_learns_the_texts_first(smoke_layout: Layout) -> None:
-    settings = {key.replace(".", "__"): value for key, value in OWN.items()}
-    untaught = trial(smoke_layout, **settings, reward__learned__scratch__pretraining_steps=0)
-    taught = trial(smoke_layout, **settings, reward__learned__scratch__pretraining_steps=40)
-    made = [json.loads(stage_files(one, "reward")["trunk/config.json"]) for one in (untaught, taught)]
-    assert [config["hidden_size"] for config in made] == [16, 16]
-    assert made[0]["vocab_size"] == json.loads(stage_files(taught, "sft")["model/config.json"])["vocab_size"]
-    counts = [one.artifacts["reward"].meta["parameters"] for one in (untaught, taught)]
-    assert counts[0] == counts[1] < 30_000, "11,136 of them are the embedding"
-    assert stage_files(untaught, "reward")["head.safetensors"] != stage_files(taught, "reward")["head.safetensors"]
-    assert stage_files(taught, "sft") == stage_files(untaught, "sft")
-    assert reward_of(taught.artifacts["reward"], CPU, ROOM).networks[0].config.hidden_size == 16
-
-
-def test_scratch_trunks_differ_by_their_seed_in_weights_and_in_the_order_of_texts(
-    plain: TrialOutcome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = load_config("smoke", {**OWN, "reward.learned.scratch.pretraining_steps": 40})
-    found, learned = plain.artifacts, []
-    monkeypatch.setattr(reward_trunk, "fit", lambda model, texts, how, *_: learned.append(how.seed))
-    shape = json.loads(stage_files(plain, "sft")["model/config.json"])
-    source = TrunkSource(
-        config.reward, config.reward_pretraining, found["prompts"], found["sft"], SimpleNamespace(**shape), CPU,
-        Recorder(), False,
-    )  # fmt: skip
-    weights = [torch.cat([one.flatten() for one in source(seed).parameters()]) for seed in (7, 8, 7)]
-    assert torch.equal(weights[0], weights[2])
-    assert not torch.equal(weights[0], weights[1])
-    assert learned == [7, 8, 7]
-
-
-def test_members_seeds_are_their_own_and_the_first_is_the_rewards() -> None:
-    assert member_seed(7, 0) == 7
-    assert len({member_seed(seed, member) for seed in (7, 8) for member in range(5)}) == 10
-    assert member_seed(7, 1) == seed_of(7, "reward member", 1)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"reward.learned.ensemble": 3, "reward.learned.combine": "worst_k", "reward.learned.worst_k": 3},
-            "worst_k 3 must be below ensemble 3",
-        ),
-        (
-            {"reward.learned.trunk": "scratch", "reward.learned.scratch.hidden_size": 30},
-            "hidden_size 30 must be an even multiple of heads 4",
-        ),
-        (
-            {"critic.kind": "separate", "critic.init": "reward", "reward.learned.ensemble": 3},
-            "critic.init 'reward' needs one reward model, reward.learned.ensemble is 3; use critic.init: reference",
-        ),
-        (
-            {"critic.kind": "separate", "critic.init": "reward", **OWN},
-            "needs a reward model of the policy's shape, reward.learned.trunk is 'scratch'",
-        ),
-        (
-            {
-                "reward.kind": "composite",
-                "reward.parts": {"disagreement": {"kind": "learned"}},
-                "reward.learned.ensemble": 2,
-            },
-            "an ensemble calls its spread 'disagreement'; give the part another name",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        load_config("tiny", changes)
-    assert message in str(error.value)
-
-
-def test_only_a_scratch_trunk_depends_on_how_texts_are_learned() -> None:
-    def of(**changes: Any) -> TrialConfig:
-        return load_config("tiny", {key.replace("__", "."): value for key, value in changes.items()})
-
-    assert of().reward_pretraining is None
-    assert of(reward__learned__trunk="scratch").reward_pretraining is None
-    taught = of(
-        reward__learned__trunk="scratch", reward__learned__scratch__pretraining_steps=400, sft__lr=0.01
-    ).reward_pretraining
-    assert taught is not None
-    assert (taught.steps, taught.lr) == (400, 0.01)
-    assert of(reward__kind="lexicon").learned_rewards == 0
-    assert of(reward__learned__ensemble=4).learned_rewards == 4
+def test_a_scratch_trunk_has_its_own_size(plain: TrialOutcome, smoke_layout: Layout) -> None:
+    own = trial(smoke_layout, **{key.replace(".", "__"): value for key, value in OWN.items()})
+    made = json.loads(stage_files(own, "reward")["trunk/config.json"])
+    assert made["hidden_size"] == 16
+    assert made["vocab_size"] == json.loads(stage_files(own, "sft")["model/config.json"])["vocab_size"]
+    assert own.artifacts["reward"].meta["parameters"] < 30_000, "11,136 of them are the embedding"
+    assert stage_files(own, "sft") == stage_files(plain, "sft")
+    assert reward_of(own.artifacts["reward"], CPU, ROOM).networks[0].config.hidden_size == 16

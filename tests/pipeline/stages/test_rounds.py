@@ -16,7 +16,7 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.models.loading import freeze, load_snapshot
 from pipeline.models.meter import Tallied
 from pipeline.models.out_of_memory import Room
-from pipeline.models.sampling import EagerSampler, decode, tokenize_prompts
+from pipeline.models.sampling import EagerSampler, decode
 from pipeline.models.seeding import uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.learned import HEAD, family_of, train_reward_model
@@ -90,14 +90,6 @@ def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
     later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
     assert later.temperature(spread, cfg, "") == 0.7
     assert later.temperature(spread, cfg, "part/") == 0.9
-
-
-def test_scales_are_kept_where_opponents_move_alone() -> None:
-    earlier = artifact("reward", mean=0.5, std=0.1, round={"number": 1})
-    later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
-    assert later.scales(RewardConfig(against="policy")) == earlier.meta
-    assert later.scales(RewardConfig(against="reference")) is None
-    assert Collection(1, 2).scales(RewardConfig(against="policy")) is None
 
 
 def test_a_round_of_a_trial_that_has_ended_leaves_what_the_round_before_left(tmp_path: Path) -> None:
@@ -197,30 +189,6 @@ def test_every_round_has_the_references_answers_as_opponents_and_pays_for_them_o
     for key in ADDED_UP:
         assert opposed.cost[f"opponents_{key}"] == first[key]
         assert opposed.cost[key] == pytest.approx(after[key] + first[key]), "the later ones are in the training's"
-
-
-def test_opponents_that_move_are_answers_of_the_policy_that_the_round_began_with(
-    opposed: TrialOutcome, smoke_layout: Layout
-) -> None:
-    moving = run_trial(smoke(**{**OPPOSED, "reward__against": "policy"}), smoke_layout, Recorder(), until="train")
-    found, cfg = moving.artifacts, smoke(**OPPOSED)
-    first, fixed = (pd.read_parquet(run.artifacts["reward-1"].path / OPPONENTS) for run in (moving, opposed))
-    pd.testing.assert_frame_equal(first, fixed)
-    table = pd.read_parquet(found["reward"].path / OPPONENTS)
-    assert table["prompt"].tolist() == first["prompt"].tolist()
-    assert table["completion"].tolist() != first["completion"].tolist()
-    data = PromptSet.load(found["prompts"], "train")
-    network = freeze(load_snapshot(found["train-1"].path / "policy", CPU))
-    sampler = EagerSampler(network, cfg.train.temperature, Room("rows", 64), **data.token_ids)
-    ids, mask = tokenize_prompts(data.tokenizer, table["prompt"].tolist())
-    noise = uniforms(len(ids), cfg.train.response_length, cfg.reward.seed, "opponents", 0)
-    assert table["completion"].tolist() == decode(data.tokenizer, sampler.sample(ids, mask, noise))
-    one, two = (found[stage].meta for stage in ("reward-1", "reward"))
-    assert (one["against"], two["against"]) == ("policy", "policy")
-    assert two["parts"]["reward"]["mean"] == one["parts"]["reward"]["mean"]
-    assert two["parts"]["reward"]["std"] == one["parts"]["reward"]["std"]
-    samples = pd.read_parquet(found["reward"].path / "reference_samples.parquet")
-    assert abs(samples["proxy"].mean()) > 0.01, "the reference against a policy that has been trained"
 
 
 def test_a_later_reward_is_calibrated_on_the_samples_of_the_reference(outcome: TrialOutcome) -> None:
