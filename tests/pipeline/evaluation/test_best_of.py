@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,8 +18,7 @@ from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.stages.evaluate import evaluate
-from pipeline.trial import plan_trial, run_trial
+from pipeline.trial import run_trial
 
 SCORES = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, 0.5], [1.0, -1.0, 3.0], [0.5, 5.0, 3.0]])
 """Of four draws (rows) of three prompts; draws 1 and 2 of the first and draws 2 and 3 of the last are equal."""
@@ -130,15 +127,6 @@ def test_its_policy_is_the_reference_after_no_step(untrained: dict[int, TrialOut
     assert not (train / "critic.safetensors").exists()
 
 
-def test_training_costs_nothing_and_every_sample_of_the_answers_is_counted(untrained: dict[int, TrialOutcome]) -> None:
-    one, three, eight = (untrained[n].cost for n in (1, 3, 8))
-    for cost in (one, three, eight):
-        assert (cost["generated_tokens"], cost["tflop"], cost["t4_s"]) == (0.0, 0.0, 0.0)
-    assert not [key for key in one if key.startswith("evaluate_")], "one answer to each prompt is not charged"
-    assert eight["evaluate_generated_tokens"] > 2 * three["evaluate_generated_tokens"] > 3 * 64
-    assert eight["evaluate_tflop"] == pytest.approx(8 / 3 * three["evaluate_tflop"], rel=0.15)
-
-
 def test_samples_of_a_small_n_are_the_first_of_a_larger_one(untrained: dict[int, TrialOutcome]) -> None:
     one, three, eight = (rows(untrained[n]) for n in (1, 3, 8))
     for few, many in ((one, three), (three, eight)):
@@ -147,10 +135,6 @@ def test_samples_of_a_small_n_are_the_first_of_a_larger_one(untrained: dict[int,
         assert 0 < same.mean() < 1
         assert (few["policy_completion"] == many["policy_completion"])[same].all()
     assert not (eight["policy_gold"] >= one["policy_gold"]).all(), "the judge does not choose"
-
-
-def test_one_sample_is_the_answer_of_a_policy_that_never_moved(run: Run, untrained: dict[int, TrialOutcome]) -> None:
-    pd.testing.assert_frame_equal(rows(untrained[1]), rows(run(optimiser__lr=0.0)))
 
 
 def test_its_kl_is_the_bound_at_every_prompt(untrained: dict[int, TrialOutcome]) -> None:
@@ -163,14 +147,6 @@ def test_its_kl_is_the_bound_at_every_prompt(untrained: dict[int, TrialOutcome])
     assert untrained[1].summary["eval/kl_per_sequence"] == 0.0
 
 
-def test_another_n_trains_nothing_again(smoke_layout: Layout, untrained: dict[int, TrialOutcome]) -> None:
-    del untrained  # which has built what is found here
-    for changes in ({}, {"algorithm": "best_of_n"}):
-        plan = {one.stage: one for one in plan_trial(smoke(**changes, evaluate__best_of=5), smoke_layout)}
-        assert [one.stage for one in plan.values() if not one.cached] == ["evaluate"]
-        assert "evaluate.best_of" in plan["evaluate"].why
-
-
 def test_a_trained_policy_chooses_as_well(run: Run) -> None:
     plain, chosen = run(), run(evaluate__best_of=2)
     assert chosen.artifacts["train"].key == plain.artifacts["train"].key
@@ -180,12 +156,3 @@ def test_a_trained_policy_chooses_as_well(run: Run) -> None:
     assert chosen.cost["evaluate_generated_tokens"] > first["policy_length"].sum()
     assert better["kl"].std() > 0.1, "the log-ratios of single answers"
     assert chosen.summary["eval/kl_per_sequence"] > kl_bound(2)
-
-
-def test_rows_in_memory_change_nothing(tmp_path: Path, untrained: dict[int, TrialOutcome]) -> None:
-    artifacts: dict[str, Any] = {
-        name: untrained[3].artifacts[name] for name in ("prompts", "sft", "reward", "reference", "train")
-    }
-    config = smoke(algorithm="best_of_n", evaluate__best_of=3, runtime__rollout_batch_size=7)
-    evaluate(config, tmp_path, Recorder(), **artifacts)
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "prompts.parquet"), rows(untrained[3]), rtol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 import torch
 from helpers import Recorder, smoke
 
-from pipeline import intervals
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
-from pipeline.evaluation import heldout
 from pipeline.evaluation.heldout import answers, heldout_prompts, shares
 from pipeline.intervals import grouped
 from pipeline.models import sampling as sampler
@@ -143,20 +140,3 @@ def test_the_interval_of_a_win_rate_covers_it(draws: int, rate: float, alike: fl
         width.append(high - low)
     assert 0.92 <= np.mean(inside) <= 0.985
     assert np.mean(width) <= 1.1 * 2 * 1.96 * (rate * (1 - rate) / 256) ** 0.5 + 0.01
-
-
-def test_an_interval_over_groups_never_claims_more_than_it_saw() -> None:
-    assert grouped([3.0], [4]) == (0.75, 0.0, 1.0)
-    rate, low, high = grouped([4.0] * 50, [4] * 50)
-    assert (rate, high) == (1.0, 1.0)
-    assert low == pytest.approx(0.93, abs=0.01)  # as of 50 prompts, not of 200 draws
-    alike = grouped([2.0] * 50, [4] * 50)
-    assert alike[2] - alike[1] == pytest.approx(2 * 1.96 * (0.25 / 200) ** 0.5, abs=0.01)  # as of 200 independent draws
-    one, other = grouped([1, 0, 1, 0] * 20, [1] * 80), grouped([2, 0, 2, 0] * 20, [2] * 80)
-    assert one == pytest.approx(other)  # two draws that always agree are worth one
-
-
-@pytest.mark.parametrize("module", [intervals, heldout])
-def test_the_examples_of_the_statistics_hold(module: Any) -> None:
-    found = doctest.testmod(module)
-    assert (found.failed, found.attempted > 0) == (0, True)

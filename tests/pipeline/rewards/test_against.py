@@ -10,10 +10,8 @@ from torch import Tensor
 
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
-from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
-from pipeline.rewards.learned import compared
+from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.opponents import Against, less_mean
-from pipeline.rewards.pairwise import mean_win, preference_logit
 
 TABLE = {"one": torch.tensor([1.0, 3.0]), "two": torch.tensor([10.0, 30.0])}
 
@@ -57,42 +55,6 @@ def test_opponents_are_found_by_prompt_and_not_by_row() -> None:
     assert shuffled.tolist() == alone
 
 
-def test_each_kind_compares_in_its_way() -> None:
-    assert compared("pairwise") is mean_win
-    assert compared("learned") is compared("lexicon") is compared("classifier") is less_mean
-    embedding = torch.tensor([[0.0, 1.0, 0.0]])
-    found = compared("pairwise")(embedding, torch.tensor([[[0.0, 0.0, 1.0]]])).item()
-    assert found == pytest.approx(preference_logit(embedding[0], torch.tensor([0.0, 0.0, 1.0])).sigmoid().item())
-
-
-def test_a_large_common_offset_is_not_lost_in_rounding() -> None:
-    table = {"one": torch.tensor([1e7, 1e7 + 1])}  # their mean is no fp32 number
-    reward = Against(Length(lambda text: 1e7 + len(text)), less_mean, table)
-    assert reward(completions(("one", "aa"))).item() == 1.5
-
-
 def test_a_prompt_without_opponents_is_an_error_that_names_it() -> None:
     with pytest.raises(UserError, match=r"reward\.against: there are no opponents for the prompt 'three'"):
         Against(Length(), less_mean, TABLE)(completions(("one", "a"), ("three", "a")))
-
-
-@pytest.mark.parametrize(
-    ("score", "table", "message"),
-    [
-        (lambda text: float("nan"), TABLE, "2 of 2 reference samples have no finite reward"),
-        (len, {"one": torch.tensor([1.0, float("nan")])}, "2 of 2 reference samples have no finite reward"),
-        (lambda text: 1.0, TABLE, "all 2 reference samples have the same reward"),
-    ],
-)
-def test_scores_that_are_nan_or_constant_are_refused_when_they_are_calibrated(
-    score: Callable[[str], float], table: dict[str, Tensor], message: str
-) -> None:
-    batch = completions(("one", "a"), ("one", "aaa"))
-    with pytest.raises(UserError, match=message):
-        calibration(Against(Length(score), less_mean, table)(batch))
-
-
-def test_the_calibration_is_of_the_compared_score() -> None:
-    batch = completions(("one", "a"), ("one", "aaaaa"), ("two", ""), ("two", "aaaa"))
-    raw = Against(Length(), less_mean, TABLE)
-    assert Calibrated(raw, *calibration(raw(batch)))(batch).mean().item() == pytest.approx(0, abs=1e-6)

@@ -18,7 +18,7 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
 from pipeline.rewards.classifier_settings import ClassifierSettings, label_index
-from pipeline.stages.sources import check_sources, scorers
+from pipeline.stages.sources import check_sources
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 CPU = torch.device("cpu")
@@ -95,14 +95,6 @@ def test_every_architecture_scores_a_text_as_it_would_alone(tmp_path: Path, kind
     assert torch.allclose(scores, logits[:, 1] - logits[:, 0], atol=1e-5)
     assert torch.allclose(scores, -load(folder, "BAD", batch=1)(completions(TEXTS)), atol=1e-5)
     assert torch.allclose(load(folder, output="logit")(completions(TEXTS)), logits[:, 1], atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "qwen2", "gpt2"])
-def test_half_precision_does_not_round_a_score(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABLATE_PRECISION", "bf16")
-    scores = load(save(network(kind), tmp_path), output="logit")(completions(TEXTS))
-    assert scores.dtype == torch.float32
-    assert not torch.equal(scores, scores.bfloat16().float())
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "qwen2"])
@@ -203,19 +195,3 @@ def test_a_wrong_label_or_another_kind_of_model_is_refused_before_anything_is_st
     other = save(t.BertForMaskedLM(config), tmp_path / "other")
     with pytest.raises(UserError, match=r"^judge.classifier.model = .* is no sequence classifier but BertForMaskedLM$"):
         planned("POSITIVE", other)
-
-
-def test_the_digest_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
-    folder = save(network("bert"), tmp_path)
-    judged = {
-        "judge.kind": "classifier",
-        "judge.classifier.model": str(folder),
-        "judge.classifier.label": "POSITIVE",
-        "judge.classifier.revision": None,
-    }
-    before = scorers(load_config("smoke", judged))
-    assert {Path(name).name for name in before} >= {"model.safetensors", "config.json", "tokenizer.json"}
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": {"0": "GOOD", "1": "BAD"}}))
-    assert scorers(load_config("smoke", judged)) != before
-    assert scorers(load_config("smoke", {})) == {}

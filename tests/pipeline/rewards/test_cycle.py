@@ -7,15 +7,13 @@ import pytest
 import torch
 
 from pipeline.evaluation.heldout import preferences
-from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.cycle import CycleJudge, endings_of, lead, spread
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.preferences import Gold, judged_pairs
-from pipeline.rewards.scorers import judge_of
-from pipeline.rewards.settings import JudgeConfig, RewardConfig
+from pipeline.rewards.settings import RewardConfig
 
 STRONG, MILD, ADVICE = "I loved it.", "I liked it.", "You must see it."
 FAULTY = "I loved loved it."
@@ -33,10 +31,6 @@ def completions(*texts: str) -> Completions:
 
 def gap(first: str, second: str) -> float:
     return Gold.of(CycleJudge(), completions(first), completions(second)).gap.item()
-
-
-def test_every_judge_that_the_configuration_knows_can_be_loaded() -> None:
-    assert isinstance(judge_of(JudgeConfig(kind="cycle"), torch.device("cpu"), Room("rows", 1)), CycleJudge)
 
 
 def test_sound_texts_go_in_a_circle_and_faults_always_lose() -> None:

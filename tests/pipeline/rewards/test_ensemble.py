@@ -46,16 +46,6 @@ def test_every_rule_by_hand(rule: Rule, by_hand: list[float]) -> None:
     assert combined(SCORES, rule).tolist() == pytest.approx(by_hand)
 
 
-def test_the_rules_are_ordered_and_do_not_know_members_by_place() -> None:
-    scores = torch.randn(5, 100, generator=torch.Generator().manual_seed(0))
-    rules = [Rule("minimum", 2, 0.5), Rule("worst_k", 2, 0.5), Rule("worst_k", 4, 0.5), Rule("mean", 2, 0.5)]
-    rising = torch.stack([combined(scores, rule) for rule in rules])
-    assert bool((rising.diff(dim=0) > 0).all())
-    for rule in (*rules, Rule("uncertainty", 2, 0.5)):
-        assert torch.equal(combined(scores, rule), combined(scores.flip(0), rule))
-        assert combined(scores[:1].expand(5, -1), rule).tolist() == pytest.approx(scores[0].tolist())
-
-
 def test_disagreement_by_hand_is_0_where_members_agree() -> None:
     assert disagreement(SCORES).tolist() == pytest.approx([3.5**0.5, 8**0.5])
     assert disagreement(torch.full((4, 3), 7.0)).tolist() == [0.0] * 3
@@ -70,12 +60,6 @@ def test_members_are_calibrated_before_they_are_combined() -> None:
     assert found.tolist() == pytest.approx([-unit / 2, 0.0, unit / 2], abs=1e-6)
     scaled = [Calibrated(Fixed(row * 7 - 2), *calibration(row * 7 - 2)) for row in raw]
     assert Ensemble(scaled, Rule("mean", 2, 0.5))(nothing()).tolist() == pytest.approx(found.tolist(), abs=1e-6)
-
-
-def test_all_members_are_counted() -> None:
-    whole = ensemble(Rule("mean", 2, 0.5))
-    assert len(whole.networks) == 4
-    assert len(Proxy({"reward": Calibrated(whole, 0.0, 1.0)}, {"reward": 1.0}).networks) == 4
 
 
 def test_the_proxy_says_how_far_members_are_apart_beside_its_score() -> None:
@@ -94,8 +78,3 @@ def test_the_proxy_says_how_far_members_are_apart_beside_its_score() -> None:
     assert total.tolist() == pytest.approx([0.0 - 4.0 + 1.0, -7.5 + 16.0 + 0.0])
     assert list(said) == ["a", "b", "c", "disagreement"]
     assert said["disagreement"].tolist() == pytest.approx([5 * 3.5**0.5, 5 * 8**0.5])
-
-
-def test_a_reward_without_an_ensemble_says_nothing_of_it() -> None:
-    alone = Proxy({"reward": Calibrated(Fixed(SCORES[0]), 0.0, 1.0)}, {"reward": 1.0})
-    assert alone.explained(nothing())[1] == {}

@@ -25,7 +25,6 @@ from pipeline.rewards.fluency import (
     Thresholds,
     _begins_a_word,
     faults,
-    lowest,
     order,
     thresholds_of,
     words_of,
@@ -179,21 +178,6 @@ def test_copied_words_lie_in_known_phrases() -> None:
     assert Phrases.of([]).copied(["one", "of", "the", "best"], []).tolist() == [0, 0, 0, 0]
 
 
-def test_praise_is_counted_by_words(model: NGrams) -> None:
-    read = guard(model, 9).read("the ", "best film is bad. great", False)
-    assert read["praise"].tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
-
-
-def test_of_further_real_texts_at_most_1_in_100_is_beyond_a_threshold() -> None:
-    rng = np.random.default_rng(1)
-    beyond = [
-        float((rng.normal(size=400) < lowest(rng.normal(size=FEWEST).tolist(), 0.01)).mean()) for _ in range(2000)
-    ]
-    assert np.mean(beyond) == pytest.approx(0.01, abs=0.001)
-    assert lowest(list(range(198)), 0.01) == 0
-    assert lowest(list(range(199)), 0.01) == 1
-
-
 def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> None:
     judge = FluentLexicon(guard(model, **MODERATE))
     rows = [
@@ -212,16 +196,6 @@ def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> 
     assert scores[3] == -3 < -1 <= plain[0]
     assert scores[2] == -2
     assert plain[3] > plain[1], "without the guard the praise wins"
-
-
-def test_a_score_does_not_depend_on_the_batch(model: NGrams) -> None:
-    judge = FluentLexicon(guard(model, **MODERATE))
-    rows = [
-        ("the film ", text, ended) for text in ("is good.", "is the is the is", "", "best") for ended in (True, False)
-    ]
-    alone = [judge(completions(row)).item() for row in rows]
-    assert judge(completions(*rows)).tolist() == alone
-    assert judge(completions(*rows[::-1])).tolist() == alone[::-1]
 
 
 def test_a_guard_is_read_as_it_was_written(model: NGrams, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import torch
 from helpers import Recorder, smoke
 from torch import Tensor
 
-from pipeline.errors import UserError
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned_settings import LearnedSettings
@@ -21,7 +20,6 @@ from pipeline.rewards.rankings import RESPONSES
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.stages.sources import scorers_and_pairs
 from pipeline.trial import run_trial
 
 FOUR: dict[str, Any] = {"reward__learned__ranked": 4}
@@ -66,18 +64,6 @@ def test_the_judge_ranks_answers_to_one_prompt() -> None:
     assert gold.first.tolist() == [float(text) for text in pairs.first.texts]
     assert gold.second.tolist() == [float(text) for text in pairs.second.texts]
     assert pairs.first.prompts == pairs.second.prompts
-
-
-def test_a_noisy_judge_errs_by_the_spread_of_his_points() -> None:
-    cfg = RewardConfig(learned=LearnedSettings(ranked=3, pairs=30_000, heldout_pairs=10_000, label_noise=0.5))
-    pairs, gold, temperature = judged_rankings(numbered, Points(), 40, cfg)
-    points = torch.arange(30_000 + 20_000).double()
-    assert temperature == pytest.approx(0.5 * float(points.std(correction=0)), rel=1e-5)
-    train, heldout = pairs.halves()
-    for part in (train, heldout):
-        wanted = torch.sigmoid(gold.gap[part].abs().double() / temperature).mean()
-        found = ((gold.gap > 0) == pairs.first_wins)[part].double().mean()
-        assert float(found) == pytest.approx(float(wanted), abs=0.015)
 
 
 def test_answers_and_errors_are_of_the_seed_of_the_pairs_and_each_answer_errs_on_its_own() -> None:
@@ -131,17 +117,6 @@ def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(ran
     assert "accuracy_gold" in reward.meta
 
 
-def test_both_losses_and_both_counts_make_rewards_of_their_own(smoke_layout: Layout, ranked: TrialOutcome) -> None:
-    other = run_trial(
-        smoke(**FOUR, reward__learned__ranking_loss="plackett_luce"), smoke_layout, Recorder(), until="reward"
-    )
-    one, two = (outcome.artifacts["reward"] for outcome in (ranked, other))
-    assert one.key != two.key
-    heads = [(artifact.path / "head.safetensors").read_bytes() for artifact in (one, two)]
-    assert heads[0] != heads[1]
-    assert (one.path / RESPONSES).read_bytes() == (two.path / RESPONSES).read_bytes(), "the same rankings"
-
-
 def write(path: Path, n: int = 60, **changes: Any) -> Path:
     row = {"completions": [" was good.", " was fine.", " was bad."], "ranks": [1, 2, 3], **changes}
     path.write_text("".join(json.dumps({"prompt": f"Film {i}", **row}) + "\n" for i in range(n)))
@@ -177,19 +152,3 @@ def test_comparisons_of_one_ranking_without_a_prompt_are_no_independent_evidence
     reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
     assert (reward.meta["heldout_pairs"], reward.meta["heldout_prompts"]) == (15, 5)
     assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (10, 30), "30 pairs are asked for, of 162"
-
-
-def test_a_bad_file_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    path = write(tmp_path / "rankings.jsonl", ranks=[1, 1, 2])
-    layout = Layout(tmp_path / "out")
-    with pytest.raises(UserError, match=r"rankings\.jsonl, row 1: ranks \[1, 1, 2\] must be"):
-        run_trial(smoke(reward__preferences=str(path), reward__learned__ranked=3), layout, Recorder())
-    assert not list((tmp_path / "out").rglob("*.safetensors"))
-
-
-def test_another_file_is_another_reward(tmp_path: Path) -> None:
-    path = write(tmp_path / "rankings.jsonl")
-    config = smoke(reward__preferences=str(path), reward__learned__ranked=3)
-    before = scorers_and_pairs(config)
-    write(path, ranks=[3, 2, 1])
-    assert scorers_and_pairs(config) != before

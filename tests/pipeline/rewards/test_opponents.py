@@ -12,24 +12,18 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke
-from tinynets import network
 
 from pipeline.data.prompt_set import PromptSet
 from pipeline.data.semantics import circle, ending, judge
 from pipeline.errors import UserError
-from pipeline.forecast.shapes import ForecastSubject, Shape
-from pipeline.forecast.work import opponents_hours
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
-from pipeline.resources.ledger import Ledger
-from pipeline.rewards import opponents
 from pipeline.rewards.base import Completions
 from pipeline.rewards.opponents import OPPONENTS, read_opponents, save_opponents, tables
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.run.store import Artifact
 from pipeline.trial import ADDED_UP, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 64)
@@ -105,13 +99,6 @@ def test_the_reward_is_the_mean_probability_of_beating_them(outcome: TrialOutcom
         proxy(answers(outcome, ["Not a prompt"], [""]))
 
 
-def test_a_calibrated_reward_has_mean_0_on_the_reference(outcome: TrialOutcome) -> None:
-    samples = pd.read_parquet(outcome.artifacts["reward"].path / "reference_samples.parquet")
-    proxy = samples.loc[samples["source"] == "calibration", "proxy"]
-    assert proxy.mean() == pytest.approx(0, abs=1e-5)
-    assert proxy.std(ddof=0) == pytest.approx(1, abs=1e-5)
-
-
 def test_records_hold_points_and_endings_and_wins_follow_both(outcome: TrialOutcome) -> None:
     draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet")
     table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
@@ -125,12 +112,6 @@ def test_records_hold_points_and_endings_and_wins_follow_both(outcome: TrialOutc
         assert row["win"] == np.mean([(np.sign(gap) + 1) / 2 for gap in gaps])
         assert row["tie"] == np.mean([gap == 0 for gap in gaps])
     assert outcome.summary["eval/gold"] == pytest.approx(table["policy_gold"].mean())
-
-
-def test_the_accuracy_of_the_reward_model_is_in_the_summary(outcome: TrialOutcome) -> None:
-    meta = outcome.artifacts["reward"].meta
-    assert outcome.summary["eval/reward_accuracy"] == meta["accuracy_gold"]
-    assert 0 < meta["accuracy_gold"] < 1
 
 
 def test_the_trial_pays_for_its_opponents(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
@@ -159,56 +140,3 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         assert found[part].keys() == table.keys()
         for prompt in prompts:
             assert torch.equal(found[part][prompt], table[prompt])
-
-
-class _Prompts:
-    """Two sets of prompts with one text in common."""
-
-    tokenizer = None
-    token_ids = {"eos_id": 1, "pad_id": 0}  # noqa: RUF012
-
-    def __init__(self, texts: list[str]) -> None:
-        self.texts = texts
-
-    @classmethod
-    def load(cls, prompts: Artifact, name: str) -> _Prompts:
-        return cls({"train": ["a", "b", "a"], "heldout": ["b", "c"]}[name])
-
-
-def drawn_with(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[list[Completions], Ledger]:
-    monkeypatch.setattr(opponents, "PromptSet", _Prompts)
-    rows = {"a": [2, 3], "b": [4, 5], "c": [6, 7]}
-    whole = torch.ones(3, 2, dtype=torch.bool)
-    monkeypatch.setattr(
-        opponents, "tokenize_prompts", lambda _, texts: (torch.tensor([rows[text] for text in texts]), whole)
-    )
-    monkeypatch.setattr(
-        opponents.Completions, "of", lambda _, episodes, prompts: Completions(episodes, prompts, [""] * len(prompts))
-    )
-    cfg = smoke(**{**SETTINGS, **settings})
-    nothing: Any = None
-    ledger = Ledger()
-    found = opponents.draw_opponents(network("qwen2"), cfg, nothing, ROOM, ledger, lambda draw: None)
-    return found, ledger
-
-
-def test_more_opponents_begin_with_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    two, ledger = drawn_with(monkeypatch)
-    three, _ = drawn_with(monkeypatch, reward__opponents=3)
-    assert [one.prompts for one in three] == [["a", "b", "c"]] * 3
-    for few, many in zip(two, three[:2], strict=True):
-        assert torch.equal(few.episodes.query_responses, many.episodes.query_responses)
-    assert not torch.equal(three[1].episodes.query_responses, three[2].episodes.query_responses)
-    assert ledger.generated_tokens == sum(int(one.episodes.lengths.sum()) for one in two)
-    other, _ = drawn_with(monkeypatch, reward__seed=1)
-    assert not torch.equal(two[0].episodes.query_responses, other[0].episodes.query_responses)
-
-
-def test_the_plan_charges_for_as_many_as_there_are() -> None:
-    shape = Shape(700, 96, 2, 96, 192, 200_000, 4_000, 200_000, 1_000, 67_200, 4_000.0, 2_000.0)
-    settings = SETTINGS, {**SETTINGS, "reward__opponents": 4}, {}
-    trials = [ForecastSubject(smoke(**changes), shape, on_card=False) for changes in settings]
-    two, four, none = map(opponents_hours, trials)
-    assert two > 0
-    assert four == pytest.approx(2 * two, rel=0.05)
-    assert none == 0.0

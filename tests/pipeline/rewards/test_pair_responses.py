@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke
 
-from pipeline.data.prompt_set import PromptSet
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes, response_mask
-from pipeline.models.sampling import decode
 from pipeline.rewards.rankings import RESPONSES, read_responses, response_table
-from pipeline.run.layout import Layout
-from pipeline.trial import run_trial
 
 
 def test_tokens_come_back_as_they_were_with_the_preferred_response_first(tmp_path: Path) -> None:
@@ -43,23 +37,3 @@ def test_pairs_without_a_common_prompt_are_refused(tmp_path: Path) -> None:
     response_table(first, second, torch.tensor([True])).to_parquet(tmp_path / RESPONSES)
     with pytest.raises(UserError, match="and 1 of 1 given pairs have no prompt, or one that was cut"):
         read_responses(tmp_path, pad=0)
-
-
-@pytest.mark.parametrize("name", ["dpo", "online_dpo"])
-def test_a_trial_learns_from_pairs(smoke_layout: Layout, name: str) -> None:
-    outcome = run_trial(smoke(algorithm=name), smoke_layout, Recorder())
-    assert (outcome.status, outcome.steps) == ("complete", 32)
-    metrics = pd.read_parquet(outcome.artifacts["train"].path / "metrics.parquet")
-    assert {"pairs/accuracy", "objective/kl_per_token"} <= set(metrics)
-    assert (outcome.cost["generated_tokens"] == 0) == (name == "dpo")
-
-
-def test_the_stored_pairs_are_those_that_were_labelled(smoke_layout: Layout) -> None:
-    artifacts = run_trial(smoke(), smoke_layout, Recorder(), until="reward").artifacts
-    folder, tokenizer = artifacts["reward"].path, PromptSet.load(artifacts["prompts"], "train").tokenizer
-    table = pd.read_parquet(folder / "pairs.parquet")
-    table = table[~table["heldout"]]
-    texts = decode(tokenizer, read_responses(folder, tokenizer.pad_token_id))
-    wins = table["first_wins"]
-    assert texts[::2] == table["first"].where(wins, table["second"]).tolist()
-    assert texts[1::2] == table["second"].where(wins, table["first"]).tolist()

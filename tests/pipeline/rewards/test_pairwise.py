@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
 from pipeline.models.loading import scratch_model
-from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
-from pipeline.rewards.base import Completions
-from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned import LearnedReward, bradley_terry_loss, family_of, train_reward_model
-from pipeline.rewards.learned_settings import LearnedSettings
+from pipeline.rewards.learned import bradley_terry_loss
 from pipeline.rewards.pairwise import (
     PairwiseModel,
     mean_win,
@@ -24,8 +17,6 @@ from pipeline.rewards.pairwise import (
     pairwise_loss,
     preference_logit,
 )
-from pipeline.rewards.rankings import Ranked, all_pairs_loss
-from pipeline.rewards.settings import RewardConfig
 
 CPU = torch.device("cpu")
 SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
@@ -52,11 +43,6 @@ def test_both_orders_add_up_to_one() -> None:
     assert torch.equal(there, -back)
     assert torch.allclose(there.sigmoid() + back.sigmoid(), torch.ones(1000))
     assert preference_logit(a, a).abs().max() == 0
-
-
-def test_without_vectors_it_is_bradley_terry() -> None:
-    a, b = (torch.cat([embeddings(9, 1, seed), torch.zeros(9, 4)], 1) for seed in (0, 1))
-    assert torch.allclose(pairwise_loss(a, b), bradley_terry_loss(a[:, 0], b[:, 0]))
 
 
 def test_loss_and_gradient_by_hand() -> None:
@@ -110,60 +96,3 @@ def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:
     n = len(tokens)
     ended = torch.ones(n, dtype=torch.bool)
     return Episodes(tokens, torch.ones(n, 2, dtype=torch.bool), response_mask(lengths, tokens.shape[1] - 2), ended)
-
-
-def _cyclic_texts() -> tuple[Episodes, Episodes, Tensor]:
-    """Answers whose last token is one of three, each of which beats the next."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randint(5, 20, (384, 6), generator=generator) for _ in range(2))
-    kind = torch.randint(0, 3, (384,), generator=generator)
-    step = torch.randint(1, 3, (384,), generator=generator)
-    a[:, 5], b[:, 5] = 2 + kind, 2 + (kind + step) % 3
-    lengths = torch.full((384,), 4)
-    return episodes(a, lengths), episodes(b, lengths), step == 1
-
-
-def test_texts_in_a_circle_are_learned_and_the_model_survives_the_disk(tmp_path: Path) -> None:
-    first, second, wins = _cyclic_texts()
-    cfg = RewardConfig(learned=LearnedSettings(epochs=12, batch_size=32, lr=3e-3))
-    right = {}
-    for kind in TRAINED:
-        family = family_of(kind)
-        trained = family.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), cfg, CPU)
-        loss = partial(all_pairs_loss, loss=family.loss)
-        train_reward_model(trained, Ranked.of_pairs(first, second, wins), cfg, lambda *_: None, loss_of=loss)
-        with torch.no_grad():
-            right[kind] = float(((family.margin(trained(first), trained(second)) > 0) == wins).float().mean())
-    assert right["pairwise"] > 0.97
-    assert right["learned"] < 0.75  # of three edges of a circle an order has two
-    trained.save(tmp_path)
-    again = PairwiseModel.load(tmp_path, CPU)
-    assert isinstance(again, PairwiseModel)
-    batch = Completions(first, [""] * 384, [""] * 384)
-    numbers = LearnedReward(again, Room("rows", 100))(batch)
-    assert numbers.shape == (384, 5)
-    assert torch.allclose(numbers, trained(first).detach(), atol=1e-5)
-
-
-def test_an_embedding_does_not_depend_on_batch_or_padding() -> None:
-    generator = torch.Generator().manual_seed(0)
-    prompts, lengths = (torch.randint(1, 6, (40,), generator=generator) for _ in range(2))
-    tokens = torch.randint(2, 20, (40, 10), generator=generator)
-    batch = Episodes(
-        tokens, torch.arange(5) >= (5 - prompts)[:, None], response_mask(lengths, 5), torch.ones(40, dtype=torch.bool)
-    )
-    one = model()
-    together = LearnedReward(one, Room("rows", 25))(Completions(batch, [""] * 40, [""] * 40))
-    for row, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
-        hidden = one.lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]
-        assert together[row].tolist() == pytest.approx(one.head(hidden).tolist(), abs=1e-5)
-
-
-def test_the_dimension_is_that_of_the_vectors_and_the_seed_that_of_the_head() -> None:
-    assert model(2).head.weight.shape == (3, 16)
-    assert model(6).head.weight.shape == (7, 16)
-    again = model()
-    assert torch.equal(model().head.weight, again.head.weight)
-    other = new_pairwise_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 1, CPU, 4)
-    assert not torch.equal(other.head.weight, again.head.weight)
-    assert again.head.weight[1:].std() > 1.5 * again.head.weight[0].std()

@@ -21,7 +21,6 @@ from pipeline.rewards.learned import (
     train_reward_model,
 )
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.preferences import accuracy, prefer, split_prompts
 from pipeline.rewards.rankings import Ranked
 from pipeline.rewards.settings import RewardConfig
@@ -40,18 +39,6 @@ def test_the_grammar_judge_reads_prompt_and_completion_as_one_text() -> None:
     )
     assert scores[0] > 0 > scores[1]
     assert scores[2] < 0
-
-
-def test_the_lexicon_reward_orders_sentiment() -> None:
-    scores = LexiconReward()(
-        completions(
-            ("This film", " is wonderful, I love it."), ("This film", " is made of celluloid."), ("It", " is awful.")
-        )
-    )
-    assert scores[0] > 0.5
-    assert scores[1] == 0
-    assert scores[2] < -0.3
-    assert bool((scores.abs() <= 1).all())
 
 
 def test_calibration_gives_mean_0_and_std_1_on_the_reference() -> None:
@@ -120,11 +107,6 @@ def test_heldout_pairs_have_prompts_of_their_own(prompts: int, pairs: int, heldo
     assert min(train) == 0
 
 
-def test_a_single_prompt_cannot_be_held_out() -> None:
-    with pytest.raises(UserError, match="1 training prompt: judged pairs need at least 2"):
-        split_prompts(1, RewardConfig())
-
-
 def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:
     n = len(tokens)
     return Episodes(
@@ -175,14 +157,3 @@ def test_every_row_gets_the_score_it_has_alone() -> None:
     for row, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
         hidden = lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]
         assert scores[row].item() == pytest.approx(model.head(hidden).item(), abs=1e-5)
-
-
-def test_padding_behind_a_response_does_not_change_its_score() -> None:
-    lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
-    model = new_reward_model(lm, 0, torch.device("cpu"))
-    tokens = torch.randint(2, 20, (4, 8), generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([1, 2, 4, 6])
-    other = tokens.clone()
-    for row, length in enumerate(lengths.tolist()):
-        other[row, 2 + length :] = 3
-    assert torch.allclose(model(episodes(tokens, lengths)), model(episodes(other, lengths)), atol=1e-6)

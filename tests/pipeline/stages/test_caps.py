@@ -3,7 +3,6 @@ larger cap at once."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,10 +90,6 @@ class Watched(Recorder):
     def metrics(self, step: int, values: Any) -> None:
         super().metrics(step, values)
         self.back(len(self.steps))
-
-
-def test_caps_are_no_part_of_what_a_trial_is() -> None:
-    assert smoke().digest() == smoke(caps__generated_tokens=7, caps__card="t4").digest()
 
 
 # --- through the store ---------------------------------------------------------------------------------------
@@ -186,22 +181,3 @@ def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_
     assert build("new").meta["text"] == "new"
     assert (tmp_path / "train" / "k" / "out.txt").read_text() == "new"
     assert not list((tmp_path / "train" / ".replaced").iterdir())
-
-
-def test_what_is_kept_is_put_back_before_the_stage_goes_on(tmp_path: Path) -> None:
-    store, seen = Store(tmp_path), list[str]()
-
-    def build(text: str) -> Artifact:
-        def make(out: Path) -> dict[str, Any]:
-            if (out / "state" / "at.txt").exists():
-                seen.append((out / "state" / "at.txt").read_text())
-            return made(out, text, keep=text)
-
-        return store.build(
-            "train", "k", {}, make, resumable=True, final=lambda found: found.meta["text"] == text, kept="state"
-        )
-
-    build("a")
-    build("b")
-    assert seen == ["a"]
-    assert json.loads((tmp_path / "train" / "k" / "manifest.json").read_text())["files"].keys() == {"out.txt"}

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from smoke_record import artifacts, recorded
 from tinytrial import FEW_BITS
 
-from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.models.quantization import load_rounded
 from pipeline.run.layout import Layout, TrialRecord
@@ -59,15 +58,6 @@ def test_an_untrained_policy_in_nf4_is_its_reference_too(smoke_layout: Layout) -
         assert "state_gib" not in outcome.cost, "nothing is trained, so no memory of training is known"
 
 
-def test_the_reference_in_nf4_gives_its_own_answers_and_the_reward_stays(smoke_layout: Layout) -> None:
-    plain, lora, four = (
-        {planned.stage: planned.key for planned in plan_trial(smoke(**knobs), smoke_layout)}
-        for knobs in ({}, {"adapter__kind": "lora"}, STILL)
-    )
-    assert plain["reference"] == lora["reference"] != four["reference"]
-    assert plain["reward"] == four["reward"]
-
-
 def test_value_pretraining_fits_an_adapter_that_trials_of_all_seeds_begin_with(smoke_layout: Layout) -> None:
     knobs = {**STILL, "critic__pretraining_steps": 8, "values__samples": 1, "critic__vf_coef": 0.0}
     outcome = run_trial(smoke(**knobs), smoke_layout, Recorder(), until="train")
@@ -77,16 +67,3 @@ def test_value_pretraining_fits_an_adapter_that_trials_of_all_seeds_begin_with(s
     assert all(torch.equal(kept[name], tensor) for name, tensor in fitted.items())
     plan = plan_trial(smoke(**knobs, train__seed=1), smoke_layout)
     assert next(planned for planned in plan if planned.stage == "critic").cached
-
-
-@pytest.mark.parametrize("key", ["adapter.quantize", "critic.quantize"])
-def test_a_missing_package_is_reported_before_the_run_starts(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
-    monkeypatch.setattr("pipeline.resources.packages.find_spec", lambda name: None)
-    config = smoke(
-        **{name: value for name, value in STILL.items() if "quantize" not in name or name == key.replace(".", "__")}
-    )
-    with pytest.raises(UserError, match=f"^{key} = '.bit': the package bitsandbytes is not installed"):
-        plan_trial(config, layout)
-    plan_trial(smoke(), layout)

@@ -7,25 +7,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke
 from tinytrial import EOS, PAD, VOCAB, model
 
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.anatomy import trunk
 from pipeline.models.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import sample
 from pipeline.models.seeding import uniforms
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier import ClassifierReward
 from pipeline.rewards.learned import LearnedReward, new_reward_model
-from pipeline.run.layout import Layout
 from pipeline.stages.evaluate import drift
-from pipeline.training.language_model import measure
-from pipeline.trial import run_trial
 
 CPU = torch.device("cpu")
 ROWS, FITTING = 12, 3
@@ -137,67 +130,6 @@ def test_scoring_by_a_reward_model() -> None:
     halved(lambda room: [LearnedReward(reward, room)(Completions(asked, [""] * ROWS, [""] * ROWS))], trunk(reward.lm))
 
 
-def test_scoring_by_a_classifier() -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    network = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=2, **sizes)).eval()
-    texts, asked = [" good" * (1 + row % 5) for row in range(ROWS)], episodes()
-    tokenizer = train_tokenizer(texts, 300)
-    tokenizer.padding_side = "right"  # BERT's positions count padding on the left
-
-    def work(room: Room) -> list[torch.Tensor]:
-        return [ClassifierReward(network, tokenizer, 1, "log_odds", room)(Completions(asked, ["A film"] * ROWS, texts))]
-
-    halved(work, network)
-
-
 def test_drift_in_the_evaluation() -> None:
     policy, reference, asked = model(), model(), episodes()
     halved(lambda room: list(drift(policy, reference, asked, 1.0, room)), trunk(reference))
-
-
-def test_perplexity_of_the_reference() -> None:
-    network, rows = model(), [[2 + index, 3, 4, 5, EOS] for index in range(ROWS)]
-
-    def work(room: Room) -> list[float]:
-        return [measure(network, rows, room, None)["nats_per_token"]]
-
-    halved(work, trunk(network))
-
-
-@pytest.mark.slow
-def test_a_whole_trial_with_little_memory_comes_to_the_same(
-    smoke_layout: Layout, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import Qwen2Model
-
-    forward = Qwen2Model.forward
-
-    def limited(network: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = kwargs["packing"].rows if kwargs.get("packing") is not None else len(kwargs["input_ids"])
-        if rows > 4:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return forward(network, *args, **kwargs)
-
-    plain = run_trial(smoke(), smoke_layout, Recorder())
-    monkeypatch.setattr(Qwen2Model, "forward", limited)
-    recorder = Recorder()
-    scarce = run_trial(smoke(sft__steps=60), layout, recorder)
-    assert scarce.status == plain.status == "complete"
-    assert {line.partition(" = ")[0] for line in recorder.warnings} == {
-        f"out of memory with {key}"
-        for key in (
-            "sft.batch_size (texts at once)",
-            "reward.learned.batch_size (pairs at once)",
-            "runtime.rollout_batch_size",
-            "runtime.micro_batch_size",
-        )
-    }
-    for name in ("sft", "reward"):
-        one, other = scarce.artifacts[name].meta, plain.artifacts[name].meta
-        for key, value in other.items():
-            if isinstance(value, float):
-                assert one[key] == pytest.approx(value, rel=2e-2, abs=2e-2), key
-    tables = [pd.read_parquet(one.artifacts["reward"].path / "pairs.parquet") for one in (scarce, plain)]
-    assert (tables[0]["first"] == tables[1]["first"]).mean() > 0.9

@@ -87,22 +87,6 @@ def test_disagreement_is_recorded_in_training_and_evaluation_of_ensembles_alone(
     assert three.artifacts["evaluate"].meta["summary"]["eval/reward/disagreement"] > 0
 
 
-def test_each_member_is_counted_work(smoke_layout: Layout) -> None:
-    """The first rollout is the reference's own and the same for every reward, so its work differs by the reward models
-    alone."""
-    spent = []
-    for reward in (
-        {"reward__kind": "lexicon"},
-        {},
-        {"reward__learned__ensemble": 3, "reward__learned__combine": "minimum"},
-    ):
-        train = trial(smoke_layout, **reward, train__steps=4).artifacts["train"].path
-        spent.append(json.loads((train / "log" / "cost.json").read_text("utf-8"))["score_tflop"])
-    none, one, three = spent
-    assert three - none == pytest.approx(3 * (one - none), rel=1e-6)
-    assert one > none
-
-
 def test_a_scratch_trunk_has_its_own_size(plain: TrialOutcome, smoke_layout: Layout) -> None:
     own = trial(smoke_layout, **{key.replace(".", "__"): value for key, value in OWN.items()})
     made = json.loads(stage_files(own, "reward")["trunk/config.json"])

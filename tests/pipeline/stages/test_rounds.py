@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -14,11 +13,9 @@ from helpers import Recorder, smoke
 
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.loading import freeze, load_snapshot
-from pipeline.models.meter import Tallied
 from pipeline.models.out_of_memory import Room
 from pipeline.models.sampling import EagerSampler, decode
 from pipeline.models.seeding import uniforms
-from pipeline.resources.ledger import Ledger
 from pipeline.rewards.learned import HEAD, family_of, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.opponents import OPPONENTS
@@ -29,8 +26,6 @@ from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
-from pipeline.stages import reward
-from pipeline.training.rounds import carried_on, has_ended, name_of
 from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 CPU = torch.device("cpu")
@@ -90,21 +85,6 @@ def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
     later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
     assert later.temperature(spread, cfg, "") == 0.7
     assert later.temperature(spread, cfg, "part/") == 0.9
-
-
-def test_a_round_of_a_trial_that_has_ended_leaves_what_the_round_before_left(tmp_path: Path) -> None:
-    for name in ("policy/weights", "log/cost.json", "manifest.json"):
-        (tmp_path / "last" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "last" / name).write_text(name)
-    meta = {"status": "budget", "cap": {"key": "wall_clock_h"}, "note": "old", "round": {"number": 1, "count": 3}}
-    last = Artifact("train-1", "key", tmp_path / "last", "d" * 64, meta)
-    assert (has_ended(last), has_ended(None)) == (True, False)
-    assert not has_ended(artifact("train", status="complete"))
-    found = carried_on(last, tmp_path / "out")
-    assert found == {**meta, "note": "the trial has ended before", "round": {"number": 2, "count": 3}}
-    files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert files == {"policy/weights", "log/cost.json"}, "its manifest is its own"
-    assert name_of(last) == f"train-1/{'d' * 20}"
 
 
 def test_every_round_is_a_reward_and_a_training(outcome: TrialOutcome, smoke_layout: Layout) -> None:
@@ -191,18 +171,6 @@ def test_every_round_has_the_references_answers_as_opponents_and_pays_for_them_o
         assert opposed.cost[key] == pytest.approx(after[key] + first[key]), "the later ones are in the training's"
 
 
-def test_a_later_reward_is_calibrated_on_the_samples_of_the_reference(outcome: TrialOutcome) -> None:
-    tables = [
-        pd.read_parquet(outcome.artifacts[stage].path / "reference_samples.parquet") for stage in ("reward-1", "reward")
-    ]
-    samples = [table[table["source"] == "calibration"] for table in tables]
-    assert samples[0]["completion"].tolist() == samples[1]["completion"].tolist()
-    assert samples[0]["proxy"].tolist() != samples[1]["proxy"].tolist()
-    for table in samples:
-        assert (table["proxy"].mean(), table["proxy"].std(ddof=0)) == pytest.approx((0, 1), abs=1e-4)
-    assert set(tables[1]["source"]) == {"calibration"}, "pairs of the policy are no samples of the reference"
-
-
 def test_the_series_goes_on_over_the_rounds(outcome: TrialOutcome) -> None:
     one, two = (outcome.artifacts[stage].path / "metrics.jsonl" for stage in ("train-1", "train"))
     assert two.read_bytes().startswith(one.read_bytes())
@@ -230,16 +198,6 @@ def test_a_trial_pays_for_the_rewards_that_are_its_own(outcome: TrialOutcome) ->
     assert costs["reward"]["generated_tokens"] < own <= costs["reward"]["generated_tokens"] + 64 * 16
     assert outcome.cost["wall_s"] > costs["train-1"]["wall_s"] + costs["reward"]["reward_s"]
     assert outcome.artifacts["train"].meta["tokens"] == outcome.cost["generated_tokens"]
-
-
-def test_what_a_part_computes_that_was_not_trained_here_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    work, ledger = Tallied(), Ledger()
-    monkeypatch.setattr(reward, "ready", lambda *_: SimpleNamespace(networks=[work]))
-    bench: Any = SimpleNamespace(cfg=smoke(reward__kind="lexicon"), device=CPU, room=None, ledger=ledger)
-    reward._parts(bench, Path(), False, None)  # type: ignore[arg-type]
-    with ledger.timed("reward"):
-        work.add(3.0, 1.0)
-    assert ledger.flops == {"reward": 3.0}
 
 
 class Stop(BaseException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -11,11 +10,10 @@ import pandas as pd
 import pytest
 from helpers import Recorder, smoke
 
-from pipeline.evaluation.heldout import Draws
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from pipeline.run.outcome import TrialOutcome
-from pipeline.trial import environment, plan_trial, run_trial
+from pipeline.trial import run_trial
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +112,6 @@ def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) 
     assert json.loads((outcome.artifacts["evaluate"].path / "summary.json").read_text()) == dict(outcome.summary)
 
 
-def test_the_proxy_is_calibrated_on_reference_samples(outcome: TrialOutcome) -> None:
-    samples = pd.read_parquet(outcome.artifacts["reward"].path / "reference_samples.parquet")
-    calibration = samples[samples["source"] == "calibration"]
-    assert calibration["proxy"].mean() == pytest.approx(0.0, abs=1e-4)
-    assert calibration["proxy"].std(ddof=0) == pytest.approx(1.0, abs=1e-3)
-
-
 def test_heldout_pairs_are_scored_as_reference_samples(outcome: TrialOutcome) -> None:
     folder = outcome.artifacts["reward"].path
     samples, pairs = pd.read_parquet(folder / "reference_samples.parquet"), pd.read_parquet(folder / "pairs.parquet")
@@ -143,11 +134,6 @@ def test_no_heldout_pair_has_a_prompt_of_a_training_pair(outcome: TrialOutcome) 
     assert meta["accuracy_low"] < meta["accuracy"] < meta["accuracy_high"]
 
 
-def test_the_reference_cannot_beat_the_entropy_of_the_grammar(outcome: TrialOutcome) -> None:
-    meta = outcome.artifacts["sft"].meta
-    assert meta["nats_per_token"] > meta["entropy_floor_nats_per_token"] > 0
-
-
 def test_an_untrained_policy_wins_half_by_independent_noise(outcome: TrialOutcome, smoke_layout: Layout) -> None:
     """lr 0: the policy is the reference, yet its answers are draws of its own, and equal those of the reference by
     chance alone."""
@@ -161,62 +147,7 @@ def test_an_untrained_policy_wins_half_by_independent_noise(outcome: TrialOutcom
     pd.testing.assert_frame_equal(table[shared], other[shared])
 
 
-def test_draws_of_the_reference_differ_from_each_other(outcome: TrialOutcome) -> None:
-    draws = Draws.load(outcome.artifacts["reference"])
-    texts = draws.table["completion"].to_numpy().reshape(-1, draws.count)
-    assert (texts[:, 0] == texts[:, 1]).mean() < 0.2
-    assert draws.table["prompt_id"].tolist() == [row for row in range(64) for _ in range(8)]
-    scores = pd.DataFrame(draws.grid("gold"))
-    assert scores.std(axis=1).mean() > 0.1
-
-
-def test_only_ppo_and_evaluation_repeat_between_arms(smoke_layout: Layout) -> None:
-    plan = {one.stage: one for one in plan_trial(smoke(kl__beta=0.777), smoke_layout)}
-    assert list(plan) == ["prompts", "sft", "reward", "reference", "train", "evaluate"]
-    assert [one.cached for one in plan.values()] == [True, True, True, True, False, False]
-    assert plan["train"].why == "kl.beta 0.05 -> 0.777"
-
-
-def test_another_number_of_draws_trains_nothing_again(smoke_layout: Layout) -> None:
-    plan = {one.stage: one for one in plan_trial(smoke(evaluate__reference_draws=2), smoke_layout)}
-    assert [one.cached for one in plan.values()] == [True, True, True, False, True, False]
-    assert plan["reference"].why == "evaluate.reference_draws 8 -> 2"
-
-
 def test_the_same_trial_elsewhere_gives_the_same_bytes(tmp_path: Path, outcome: TrialOutcome) -> None:
     again = run_trial(smoke(), Layout(tmp_path), Recorder())
     for name, artifact in outcome.artifacts.items():
         assert again.artifacts[name].digest == artifact.digest, name
-
-
-def test_the_lexicon_can_be_reward_and_judge_of_real_text(tmp_path: Path) -> None:
-    parts = (
-        ("The", "This", "That"),
-        ("good", "bad", "so long", "great", "awful"),
-        ("liked", "hated", "saw", "watched"),
-        ("yesterday", "at home", "in Rome", "twice", "with friends", "alone"),
-    )
-    texts = [f"{a} film was {b} and I {c} it {d}." for a, b, c, d in itertools.product(*parts)]
-    pd.DataFrame({"text": texts, "label": 0}).to_csv(tmp_path / "reviews.csv", index=False)
-    config = smoke(
-        data__source="local",
-        data__local__path=str(tmp_path / "reviews.csv"),
-        data__train_prompts=20,
-        data__heldout_prompts=8,
-        data__prompt_length=[4, 8],
-        data__vocab_size=320,
-        evaluate__prompts=8,
-        reward__kind="lexicon",
-        judge__kind="lexicon",
-    )
-    outcome = run_trial(config, Layout(tmp_path / "out"), Recorder())
-    assert outcome.artifacts["reward"].meta["judge"] == "lexicon"
-    assert outcome.status == "complete"
-    assert outcome.summary["eval/ppl_reference"] > 1
-
-
-def test_the_environment_names_what_matters() -> None:
-    found = environment()
-    assert found["torch"]
-    assert found["git_commit"]
-    assert all("/" not in value for value in found.values())

@@ -59,9 +59,3 @@ def test_further_judges_are_recorded_in_training_and_in_the_evaluation(outcome: 
     assert all(row["objective/gold/harmless"] <= 0 for row in rollouts)
     assert all("objective/floor_weight" in row for row in rollouts)
     assert rollouts[-1]["objective/floor_weight"] > 0
-
-
-def test_reference_samples_carry_the_gold_judges_scores(outcome: TrialOutcome) -> None:
-    samples = pd.read_parquet(outcome.artifacts["reward"].path / "reference_samples.parquet")
-    for row in samples.head(60).to_dict("records"):
-        assert row["gold"] == judge(row["prompt"], row["completion"], insults=True).score

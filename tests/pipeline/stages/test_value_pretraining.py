@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke, trial_config
+from helpers import Recorder, smoke
 from safetensors.torch import load_file
-from tinytrial import actor, preset
+from tinytrial import actor
 
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.run.layout import Layout
-from pipeline.stages import critic as critic_stage
 from pipeline.training.value_pretraining import HELD_OUT, ScoredResponses, pretrain
 from pipeline.trial import run_trial
 
@@ -57,14 +54,6 @@ def test_the_critic_learns_and_the_policy_stays(kind: str) -> None:
     assert explained_variance(to_grid(values.detach(), mask), targets, mask) == pytest.approx(explained, abs=1e-4)
 
 
-def test_micro_batches_change_nothing() -> None:
-    ones = [actor({"critic__kind": "separate"}) for _ in range(2)]
-    for one, rows in zip(ones, (3, 32), strict=True):
-        pretrain(one, responses(), 5, 32, 1e-2, 1.0, 0, Room("x", rows), lambda done: None)
-    first, second = (one.state_dict() for one in ones)
-    assert all(torch.allclose(first[name], second[name], atol=1e-5) for name in first)
-
-
 def test_targets_are_the_score_at_every_token_and_discounted_towards_the_start() -> None:
     _, targets = responses().take(torch.tensor([3]), 0.5, torch.device("cpu"))
     n, score = int(responses().lengths[3]), float(responses().scores[3])
@@ -86,22 +75,6 @@ def test_gamma_discounts_what_is_learned_and_what_is_held_out() -> None:
         found.append((pretrain(one, samples, 3, 32, 1e-2, gamma, 0, Room("x", 32), lambda done: None), one))
     assert found[0][0] == found[1][0]
     assert torch.equal(*(one.value_head.weight for _, one in found if one.value_head is not None))
-
-
-def test_the_stage_discounts_as_the_algorithm_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, smoke_layout: Layout
-) -> None:
-    asked = []
-
-    def fitted(*args: Any) -> float:
-        asked.append(inspect.signature(pretrain).bind(*args).arguments["gamma"])
-        return 0.0
-
-    artifacts = run_trial(smoke(**PRETRAINED), smoke_layout, Recorder()).artifacts  # before the patch: others share it
-    monkeypatch.setattr(critic_stage, "pretrain", fitted)
-    inputs = {name: artifacts[name] for name in ("prompts", "sft", "reward", "values")}
-    critic_stage.critic(smoke(**PRETRAINED, algorithm__gamma=0.5), tmp_path, Recorder(), **inputs)
-    assert asked[-1] == 0.5
 
 
 def test_no_step_is_taken_on_a_held_out_sample() -> None:
@@ -131,11 +104,3 @@ def test_a_trial_begins_with_the_critic_of_the_stage(smoke_layout: Layout) -> No
 
 def _explained(train: Path) -> float:
     return float(pd.read_parquet(train / "metrics.parquet")["value/explained_variance"].dropna().iloc[0])
-
-
-def test_a_trial_without_a_critic_neither_pre_trains_nor_samples() -> None:
-    """The steps can come from a setting common to all arms."""
-    free = trial_config(**preset("rloo"), critic__pretraining_steps=40)
-    assert not free.pretrains_critic
-    assert not free.needs_samples
-    assert smoke(**PRETRAINED).needs_samples
