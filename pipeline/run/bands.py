@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.run.knobs import Knob
-
 SHARE = 0.2
 """Share of its records that a series may have outside a band, unless the band says otherwise. PPO at four times the
 learning rate of `tiny`, with which it wins most often, has 12 % of its steps above the band of policy/approxkl."""
@@ -25,9 +23,8 @@ Base = Literal["", "start", "median"]
 class Band:
     """The healthy values of a series, `low` to `high`, both allowed."""
 
-    knobs: tuple[Knob, ...]
-    """What to change. Alternatives for other algorithms and schedules are among them: `pipeline.run.knobs.acting` gives
-    those that act in a trial."""
+    advice: str
+    """What to change, as an instruction; the settings of other algorithms and schedules among them."""
     source: str
     low: float = -math.inf
     high: float = math.inf
@@ -51,7 +48,7 @@ class Band:
     def words(self) -> str:
         """What is healthy.
 
-        >>> Band((), "", low=0.9, high=1.1).words, Band((), "", low=0.5, base="start", share=0.01).words
+        >>> Band("", "", low=0.9, high=1.1).words, Band("", "", low=0.5, base="start", share=0.01).words
         ('0.9 to 1.1 in at least 80 % of the records', 'at least 0.5 times its start in at least 99 % of the records')
         """
         sides = {"at least": self.low, "at most": self.high}
@@ -75,15 +72,9 @@ _DRIFT = (
     " on; the effect is that of Gao et al. 2023"
 )
 _LEFT = "the policy left the region in which the reward was learned, and its score there means little"
-_LOWER_RATE: tuple[Knob, ...] = (("lower", "optimiser.lr"),)
-_STEPS: tuple[Knob, ...] = (*_LOWER_RATE, ("lower", "train.num_epochs"), ("lower", "algorithm.trpo.delta"))
-_MORE_PENALTY: tuple[Knob, ...] = (
-    ("raise", "kl.beta"),
-    ("raise", "kl.end"),
-    ("raise", "kl.stages"),
-    ("lower", "kl.adaptive.target"),
-)
-_BONUS = ("entropy.coef", "entropy.end", "entropy.stages", "entropy.adaptive.target")
+_LOWER_RATE = "lower optimiser.lr"
+_STEPS = f"{_LOWER_RATE} or train.num_epochs, or algorithm.trpo.delta of TRPO"
+_MORE_PENALTY = "raise kl.beta, or lower kl.adaptive.target"
 
 BANDS: dict[str, tuple[Band, ...]] = {
     "objective/kl_exact_per_token": (Band(_MORE_PENALTY, _DRIFT, high=0.5, above=_LEFT),),
@@ -92,7 +83,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "objective/repetition": (
         Band(
-            _MORE_PENALTY + _LOWER_RATE,
+            f"{_MORE_PENALTY}, or {_LOWER_RATE}",
             f"{_TINY}: 0.02 to 0.07; train.max_repetition ends a trial at 0.8",
             high=0.3,
             above="the policy repeats itself",
@@ -100,7 +91,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "objective/eos_rate": (
         Band(
-            (("raise", "train.missing_eos_penalty"), ("raise", "train.overlong_penalty"), *_MORE_PENALTY),
+            f"raise train.missing_eos_penalty or train.overlong_penalty, or {_MORE_PENALTY}",
             f"{_TINY}: never below its start by more than 4 %",
             low=0.5,
             base="start",
@@ -153,14 +144,14 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "policy/entropy": (
         Band(
-            (*(("raise", key) for key in _BONUS), *_MORE_PENALTY),
+            f"raise entropy.coef, or {_MORE_PENALTY}",
             f"{_TINY}: 0.7 to 1.1 times its start",
             low=0.1,
             base="start",
             below="the policy almost always picks the same token",
         ),
         Band(
-            (*_LOWER_RATE, *(("lower", key) for key in _BONUS), *_MORE_PENALTY),
+            f"{_LOWER_RATE} or entropy.coef, or {_MORE_PENALTY}",
             f"{_TINY}: 0.7 to 1.1 times its start",
             high=2.0,
             base="start",
@@ -180,7 +171,7 @@ BANDS: dict[str, tuple[Band, ...]] = {
     ),
     "value/explained_variance": (
         Band(
-            (("lower", "critic.head_lr"), ("raise", "critic.pretraining_steps")),
+            "lower critic.head_lr, or raise critic.pretraining_steps",
             "by definition 0 is what a constant explains; an estimate from one rollout scatters by about 0.05",
             low=-0.1,
             below="the critic is worse than a constant",

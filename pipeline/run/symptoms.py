@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.run.bands import BANDS, Band
-from pipeline.run.knobs import acting, instruction
 
 Array = NDArray[np.float64]
 Series = tuple[Array, Array]
@@ -41,7 +40,7 @@ class Symptom:
     """Gradient step of the first record outside."""
     cause: str
     knob: str
-    """What to change, as an instruction; empty where no knob of the band acts in the trial."""
+    """What to change, as an instruction."""
     late: bool = False
     """Whether the last `n` records alone were counted: over the whole trial the series stayed in its band."""
 
@@ -76,8 +75,7 @@ class Symptom:
         'policy/approxkl above 0.02 in 61 % of 100 records, first at step 3. Likely cause: too far. Try: lower lr.'
         """
         often = f"in {in_percent(self.share)} % of {self.span}, first at step {self.first:,}"
-        advice = f" Try: {self.knob}." if self.knob else ""
-        return f"{self.condition} {often}. Likely cause: {self.cause}.{advice}"
+        return f"{self.condition} {often}. Likely cause: {self.cause}. Try: {self.knob}."
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Health:
 
 
 def in_percent(share: float) -> str:
-    """A share in percent, without a sign: a rare spike is not told as 0, nor nearly all records as 100.
+    """A share in percent, without a sign: a rare spike is not shown as 0, nor nearly all records as 100.
 
     >>> in_percent(0.614), in_percent(0.0042), in_percent(0.9996), in_percent(1.0)
     ('61', '0.42', '> 99', '100')
@@ -132,31 +130,28 @@ def examine(series: Mapping[str, Series], settings: Mapping[str, object], diverg
         bands = [band for band in BANDS[key] if band.unless not in known and _holds(band, settings)]
         if bases := [(band, base) for band in bands if (base := _base(band, values)) > band.least_base]:
             judged.append(key)
-            found += _of_series(key, bases, steps, values, settings)
+            found += _of_series(key, bases, steps, values)
     symptoms = tuple(sorted(found, key=lambda one: (-one.share, one.key, one.side)))
     return Health(symptoms, tuple(sorted(judged)), diverged)
 
 
-def _of_series(
-    key: str, bases: Sequence[tuple[Band, float]], steps: Array, values: Array, settings: Mapping[str, object]
-) -> list[Symptom]:
+def _of_series(key: str, bases: Sequence[tuple[Band, float]], steps: Array, values: Array) -> list[Symptom]:
     """The gravest symptom on each side."""
     gravest: dict[Side, Symptom] = {}
     for band, base in bases:
-        knob = instruction(acting(band.knobs, settings))
         sides: tuple[tuple[Side, float, NDArray[np.bool_], str], ...] = (
             ("above", band.high * base, values > band.high * base, band.above),
             ("below", band.low * base, values < band.low * base, band.below),
         )
         for side, bound, out, cause in sides:
-            if span := _told(out, band.share):
+            if span := _counted(out, band.share):
                 outside, n, first = span
-                one = Symptom(key, side, bound, outside, n, int(steps[first]), cause, knob, n < len(values))
+                one = Symptom(key, side, bound, outside, n, int(steps[first]), cause, band.advice, n < len(values))
                 gravest.setdefault(side, one)
     return list(gravest.values())
 
 
-def _told(out: NDArray[np.bool_], share: float) -> tuple[int, int, int] | None:
+def _counted(out: NDArray[np.bool_], share: float) -> tuple[int, int, int] | None:
     """Records outside, of how many, and the index of the first of them: of all, or of the last where these alone are
     too many; None where it is no symptom."""
     last = max(LEAST, len(out) // 10)

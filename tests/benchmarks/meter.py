@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -105,15 +104,6 @@ def matrix_peak(device: torch.device, dtype: torch.dtype) -> dict[str, float]:
             torch.cuda.synchronize()
         spent.append((time.perf_counter() - before[0], time.process_time() - before[1]))
     return {clock: 2 * size**3 / min(column) for clock, column in zip(CLOCKS, zip(*spent, strict=True), strict=True)}
-
-
-def free_seconds(times: np.ndarray, slots: int) -> np.ndarray:
-    """How long the places stay free: the k-th trial to end makes room for the one that starts as number k + `slots`.
-
-    `times`: a row per trial with its begin and its end, in seconds.
-    """
-    begins, ends = np.sort(times[:, 0]), np.sort(times[:, 1])
-    return np.asarray(begins[slots:] - ends[: len(ends) - slots])
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:

@@ -1,59 +1,62 @@
-"""Bad studies, profiles, settings, names and files are accepted, or refused in few words, and nothing else happens; and
-the judge of the cases sees every kind of fault."""
+"""Bad studies, profiles, settings, names and files are accepted, or refused in few words, and nothing else happens."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator
+import re
+import shutil
+import signal
+import tempfile
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-import typer
-from fuzz.kinds import KINDS, prepare
-from fuzz.worker import Case, Worker
+from fuzz.cases import KINDS, ODD, OUT, Case
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import ablate
-from pipeline.errors import UserError
+from pipeline.config import loading
+from pipeline.errors import USER_ERROR, UserError
 
-Act = Callable[[], object]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _prepared() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("studies.definition.template.write_schema", lambda: None)
-        patch.setattr(ablate.app, "registered_commands", list(ablate.app.registered_commands))
-        prepare()
-        yield
+MOST_LINES, SECONDS = 5, 40
+"""Lines on standard error, and seconds of a case, at most."""
+BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
-@pytest.fixture(scope="module")
-def worker(_prepared: None) -> Iterator[Worker]:
-    worker = Worker()
-    yield worker
-    worker.end()
+def read_texts(path: str, out: str = OUT) -> None:
+    from pipeline.data.corpus import load_corpus
+    from pipeline.data.settings import DataConfig
+
+    load_corpus(DataConfig.model_validate({"source": "local", "local": {"path": path}}))
 
 
-@pytest.mark.timeout(4 * 3600)
-@pytest.mark.parametrize("kind", KINDS)
-@settings.get_profile("fuzz")
-@given(data=st.data())
-def test_a_case_is_accepted_or_refused_in_few_words(kind: str, worker: Worker, data: st.DataObject) -> None:
-    code, fault = worker.fault(data.draw(KINDS[kind]))
-    event(fault.partition(":")[0] or ("refused" if code else "accepted"))
-    assert not fault
+def read_preferences(path: str, out: str = OUT) -> None:
+    from pipeline.data.preferences import read_preferences
+
+    read_preferences(Path(path), "reward.preferences", 2)
 
 
-def refuse() -> None:
-    raise UserError("seeds: none is given")
+def ask_server(method: str, path: str) -> None:
+    """Send the file ``body``; a refusal of the server is one of the user's errors."""
+    from starlette.testclient import TestClient
+    from tiny_service import Tiny
 
+    from studies.serving.app import create_app
 
-def fail() -> None:
-    raise RuntimeError("planted")
+    if not hasattr(ask_server, "client"):
+        client = TestClient(create_app(Tiny().server, ["testserver"]), raise_server_exceptions=False)
+        ask_server.client = client.__enter__()  # type: ignore[attr-defined]
+    headers = {"Content-Type": "application/json"}
+    answer = ask_server.client.request(method, path, content=Path("body").read_bytes(), headers=headers)  # type: ignore[attr-defined]
+    if answer.status_code >= 500:
+        raise RuntimeError(f"status {answer.status_code}: {answer.text[:300]}")
+    if answer.status_code >= 400:
+        raise UserError(str(answer.json()["error"]["message"]))
 
 
 def spin() -> None:
@@ -61,41 +64,89 @@ def spin() -> None:
         pass
 
 
-def say(text: str, code: int = 0) -> Act:
-    def act() -> None:
-        print(text, file=sys.stderr)
-        raise typer.Exit(code)
+def raw() -> None:
+    print("\x1b[2J")
 
-    return act
+
+def strange() -> None:
+    Path("strange.txt").touch()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _commands() -> Iterator[None]:
+    """Commands that read a file as a trial does, and some that break each promise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("studies.definition.template.write_schema", lambda: None)
+        patch.setattr(ablate.app, "registered_commands", list(ablate.app.registered_commands))
+        patch.delenv("ABLATE_HOME", raising=False)
+        for function in (read_texts, read_preferences, ask_server, spin, raw, strange):
+            ablate.app.command(function.__name__.replace("_", "-"))(ablate.guarded(function))
+        yield
+
+
+def fault(case: Case, seconds: int = SECONDS) -> tuple[int, str]:
+    """Exit code of a case, and which promise was broken; empty where none was."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError("hang")
+
+    before, shipped, root = signal.signal(signal.SIGALRM, late), loading.PROFILES, Path.cwd()
+    folder = Path(tempfile.mkdtemp(prefix="ablate-fuzz-"))
+    try:
+        for name, content in case.files.items():
+            path = folder / name
+            with suppress(OSError, ValueError):  # no file can have this name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                ODD[content](path) if isinstance(content, str) else path.write_bytes(content)
+        loading.PROFILES = folder / "profiles" if (folder / "profiles").exists() else shipped
+        there = {path.name for path in folder.iterdir()} | {OUT, *case.writes}
+        os.chdir(folder)
+        signal.alarm(seconds)
+        done = CliRunner().invoke(ablate.app, list(case.arguments))
+        signal.alarm(0)
+        return done.exit_code, _judged(done) or ", ".join(
+            f"outside: {path.name}" for path in folder.iterdir() if path.name not in there
+        )
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        os.chdir(root)
+        loading.PROFILES = shipped
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judged(done: Any) -> str:
+    """Which promise a command broke; empty where it broke none."""
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        return f"traceback: {type(done.exception).__name__}: {done.exception}"
+    if done.exit_code not in (0, USER_ERROR):
+        log = re.search(r"details: (\S.*)", done.stderr)
+        return f"traceback: {Path(log[1].strip()).read_text('utf-8', 'replace')[-1500:] if log else done.stderr}"
+    if escaping := {one for one in done.stderr + done.stdout if _obeyed(one)}:
+        return f"control character: {sorted(escaping)} in {(done.stderr + done.stdout)[:300]!r}"
+    if done.exit_code and not done.stderr.strip():
+        return "silent"
+    lines = done.stderr.rstrip("\n").count("\n") + 1
+    return f"lines: {lines}: {done.stderr[:300]}" if done.exit_code and lines > MOST_LINES else ""
+
+
+def _obeyed(character: str) -> bool:
+    """Whether a terminal would obey the character instead of showing it."""
+    return character not in "\n\t" and (unicodedata.category(character) in ("Cc", "Cs") or character in BIDI)
+
+
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("kind", KINDS)
+@settings.get_profile("fuzz")
+@given(data=st.data())
+def test_a_case_is_accepted_or_refused_in_few_words(kind: str, data: st.DataObject) -> None:
+    code, broken = fault(data.draw(KINDS[kind]))
+    event("refused" if code else "accepted")
+    assert not broken
 
 
 @pytest.mark.parametrize(
-    ("act", "fault"),
-    [
-        (refuse, ""),
-        (fail, "traceback"),
-        (spin, "hang"),
-        (lambda: time.sleep(60), "hang"),
-        (lambda: sys.stdout.write("\x1b[2J"), "control character"),
-        (say("\x07"), "control character"),
-        (say("\u202e", 2), "control character"),
-        (say("1\n2\n3\n4\n5\n6", 2), "lines"),
-        (say("1\n2\n3\n4\n5", 2), ""),
-        (say("", 2), "silent"),
-        (say("no verdict", 3), "code"),
-        (lambda: Path("strange.txt").touch(), "outside"),
-        (lambda: Path("../ablate-fuzz-planted.txt").touch(), "outside"),
-        (lambda: Path("expected.txt").touch(), ""),
-        (lambda: bytearray(16 * 2**30), "traceback"),
-        (lambda: os._exit(0), "crash"),
-    ],
+    ("command", "broken"), [("spin", "traceback"), ("raw", "control character"), ("strange", "outside")]
 )
-def test_the_judge_sees_what_was_planted(act: Act, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzz.worker.WALL_SECONDS", 2.0)
-    monkeypatch.setattr(ablate.app, "registered_commands", list(ablate.app.registered_commands))
-    ablate.app.command("planted")(ablate.guarded(lambda out="out": act() and None))
-    worker = Worker(0.5 if act is spin else 5.0)
-    try:
-        assert worker.fault(Case(("planted",), {}, ("expected.txt",)))[1].partition(":")[0] == fault
-    finally:
-        worker.end()
+def test_the_judge_sees_what_was_planted(command: str, broken: str) -> None:
+    assert fault(Case((command,)), seconds=2)[1].startswith(broken)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -77,35 +76,6 @@ def test_the_lists_hold_what_the_project_needs(extras: tuple[str, ...]) -> None:
         version = known.get(canonicalize_name(needed.name))
         assert version is not None, line
         assert needed.specifier.contains(version), (line, version)
-
-
-def test_what_torch_needs_is_locked_too_but_for_the_libraries_of_its_card() -> None:
-    (stated,) = PROJECT["tool"]["uv"]["dependency-metadata"]
-    assert (stated["name"], stated["version"]) == ("torch", constraints()["torch"])
-    needed = [Requirement(line) for line in requires("torch") or []]
-    plain = {canonicalize_name(one.name) for one in needed if one.marker is None or "extra" not in str(one.marker)}
-    of_cards = {name for name in plain if name.startswith(("nvidia-", "cuda-", "triton", "pytorch-triton"))}
-    listed = {canonicalize_name(Requirement(line).name) for line in stated["requires-dist"]}
-    assert plain - of_cards == listed
-    assert listed <= locked("run").keys()
-
-
-def test_setup_installs_nothing_else() -> None:
-    """Of make's commands that install, those without sums are torch, this package, and the tools of `lock` and
-    `audit`."""
-    text = (ROOT / "Makefile").read_text("utf-8")
-    installs = [
-        line.strip() for line in text.splitlines() if re.search(r"\$\((LOCKED|PIP_INSTALL)\)|pip install", line)
-    ]
-    assert installs == [
-        "PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check",
-        "LOCKED := $(PIP_INSTALL) --require-hashes --no-deps --only-binary :all:",
-        "$(LOCKED) -r locks/run.txt",
-        """$(PIP_INSTALL) -c constraints.txt "$$(grep -E '^torch==' constraints.txt)\"""",
-        "$(PIP_INSTALL) --no-deps --no-build-isolation -e .",
-        "$(LOCKED) -r locks/dev.txt",
-        "$(VENV)/tools/bin/pip install --quiet --disable-pip-version-check $(TOOLS)",
-    ]
 
 
 ADVISORIES = re.findall(

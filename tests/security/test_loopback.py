@@ -50,9 +50,7 @@ def test_serve_warns_where_others_can_reach_it(
     assert f"warning: {host} can be reached from other machines, and there is no password" in capsys.readouterr().err
 
 
-def test_the_ui_listens_on_loopback_and_cannot_be_told_otherwise(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ui_listens_on_loopback(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
 
     def popen(command: list[str], **options: Any) -> None:
@@ -69,7 +67,4 @@ def test_the_ui_listens_on_loopback_and_cannot_be_told_otherwise(
         ui.serve(layout, 5000)
     (command,) = started
     assert command[command.index("--host") + 1] == "127.0.0.1"
-    assert command.count("--host") == 1
-    for name in ("--allowed-hosts", "--cors-allowed-origins", "--x-frame-options", "--disable-security-middleware"):
-        assert name not in command, "MLflow's own checks of host and origin stay as they are"
-    assert "host" not in inspect.signature(cli.ui).parameters
+    assert not [word for word in command if word.startswith(("--allowed-hosts", "--cors", "--disable-security"))]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import pickle
-import pickletools
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -75,22 +74,11 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_bomb_would_go_off(bomb: bytes, mark: Path) -> None:
-    assert "mkdir" in {argument for _, argument, _ in pickletools.genops(bomb)}
-    pickle.loads(bomb)
-    assert mark.is_dir()
-
-
 # --- weights ------------------------------------------------------------------------------------------------------
 
 
 def in_torch(folder: Path, mark: Path) -> bytes:
     torch.save({"weight": Bomb(mark)}, folder / "made.pt")
-    return (folder / "made.pt").read_bytes()
-
-
-def in_the_old_format(folder: Path, mark: Path) -> bytes:
-    torch.save({"weight": Bomb(mark)}, folder / "made.pt", _use_new_zipfile_serialization=False)
     return (folder / "made.pt").read_bytes()
 
 
@@ -102,9 +90,7 @@ def as_a_script(folder: Path, mark: Path) -> bytes:
     return (folder / "made.zip").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "made", [in_torch, in_the_old_format, as_a_script, lambda folder, mark: pickle.dumps(Bomb(mark))]
-)
+@pytest.mark.parametrize("made", [in_torch, as_a_script, lambda folder, mark: pickle.dumps(Bomb(mark))])
 def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: Path) -> None:
     content = made(tmp_path, mark)
     digest = hashlib.sha256(content).hexdigest()[: checkpoint.DIGITS]
@@ -246,14 +232,3 @@ def test_the_database_of_mlflow(bomb: bytes, layout: Layout, mark: Path) -> None
     assert not store.has_run(layout, "1", "run", said.append)
     assert "mlflow.db is damaged: file is not a database; set aside" in said[0]
     assert not mark.exists()
-
-
-def test_no_column_of_a_database_holds_pickles() -> None:
-    """Nor does any row of a database that another wrote become an object."""
-    from mlflow.store.tracking.dbmodels import models as runs
-    from optuna.storages._rdb import models as trials
-    from sqlalchemy import PickleType
-
-    tables = [*runs.Base.metadata.tables.values(), *trials.BaseModel.metadata.tables.values()]
-    assert len(tables) > 20
-    assert [f"{column}" for table in tables for column in table.columns if isinstance(column.type, PickleType)] == []

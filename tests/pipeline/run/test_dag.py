@@ -59,13 +59,6 @@ def run(tmp_path: Path, cfg: TrialConfig) -> list[tuple[str, str]]:
     return [(name, state) for name, state in recorder.stages if state != "building"]
 
 
-def test_the_signature_is_the_graph() -> None:
-    assert STAGES[1].needs == ("first",)
-    names = [stage.name for stage in dag.order(STAGES)]
-    assert names.index("first") < names.index("second")
-    assert names.index("constant") < names.index("third")
-
-
 def test_edges_read_from_the_source_are_those_of_the_functions() -> None:
     for stage in REAL:
         assert isinstance(stage.run, str)
@@ -150,11 +143,6 @@ def test_only_what_depends_on_a_change_is_built_again(tmp_path: Path) -> None:
     assert after_data == {"first": "built", "second": "built", "constant": "built", "third": "cached"}
 
 
-def test_runtime_settings_build_nothing_again(tmp_path: Path) -> None:
-    run(tmp_path, config())
-    assert {state for _, state in run(tmp_path, config(runtime__threads=2))} == {"cached"}
-
-
 def test_a_stage_sees_only_what_it_declares(tmp_path: Path) -> None:
     def nosy(cfg: Any, out: Path, reporter: Any) -> dict[str, Any]:
         return {"steps": cfg.sft.steps}
@@ -202,14 +190,6 @@ def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, mo
     assert {one.stage: one.why for one in dag.plan(REAL, config(runtime__device="auto"), store)}[
         "sft"
     ] == "precision fp32 -> fp16"
-
-
-def test_every_stage_with_a_network_has_its_precision_in_its_key(smoke_layout: Layout) -> None:
-    for stage in REAL:
-        for identity in Store(smoke_layout.store).identities(stage.name):
-            assert identity["config"].get("precision") == (None if stage.name in ("prompts", "judge") else "fp32"), (
-                stage.name
-            )
 
 
 def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(smoke_layout: Layout) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_a_symptom_by_hand() -> None:
         (
             Symptom(
                 "policy/approxkl", "above", 0.02, 6, 12, 5,
-                "each update moves the policy too far", "lower optimiser.lr or train.num_epochs",
+                "each update moves the policy too far", BANDS["policy/approxkl"][1].advice,
             ),
         ),
         ("policy/approxkl",),
@@ -119,10 +120,8 @@ def test_the_sides_of_every_band_are_tested() -> None:
 def test_bands_are_of_listed_metrics_lie_within_their_bounds_and_say_what_to_do(key: str) -> None:
     assert METRICS[key].bands == BANDS[key]
     for band in BANDS[key]:
-        assert band.knobs
-        assert {verb for verb, _ in band.knobs} <= {"raise", "lower"}
-        assert {named for _, named in band.knobs} <= set(dotted_keys())
-        assert band.source
+        assert set(re.findall(r"[a-z]+\.[a-z_.]*[a-z]", band.advice)) <= set(dotted_keys())
+        assert band.advice.startswith(("raise ", "lower "))
         assert 0 < band.share < 1
         assert band.low < band.high
         assert bool(band.below) == math.isfinite(band.low)
@@ -137,11 +136,6 @@ def test_a_series_on_its_bounds_is_healthy() -> None:
     edges = {"policy/approxkl": [0.02] * 50, "policy/ratio": [0.9] * 25 + [1.1] * 25}
     edges |= {"policy/entropy": [1.0] * LEAST + [0.1] * 25 + [2.0] * 25, "policy/grad_norm": [1.0] * 40 + [10.0] * 9}
     assert conditions({key: of(values) for key, values in edges.items()}) == {}
-
-
-def test_few_records_are_not_judged() -> None:
-    assert examine({"policy/approxkl": of([1.0] * (LEAST - 1))}, {}).words == "not judged"
-    assert examine({"policy/approxkl": of([1.0] * LEAST)}, {}).words == "policy/approxkl 100 %"
 
 
 def test_nan_is_no_record_and_an_infinite_value_is_outside() -> None:
@@ -185,16 +179,6 @@ def test_a_trial_that_collapses_at_its_end_is_unhealthy() -> None:
     assert Health((found,), ()).words == "objective/kl_exact_per_token 100 % at the end"
 
 
-@pytest.mark.parametrize(("outside", "ill"), [(50, False), (51, True)])
-def test_the_end_is_unhealthy_when_most_of_the_last_tenth_is_outside(outside: int, ill: bool) -> None:
-    values = [0.1] * (1000 - outside) + [5.0] * outside
-    assert conditions({"objective/kl_exact_per_token": of(values)}) == (
-        {"objective/kl_exact_per_token": "above"} if ill else {}
-    )
-    # The same records earlier are within what the band allows.
-    assert conditions({"objective/kl_exact_per_token": of(mixed(0.1, 5.0, outside))}) == {}
-
-
 def test_a_trial_that_diverged_is_never_ok() -> None:
     healthy = {"policy/entropy": of([1.0] * 30)}
     assert examine(healthy, {}).words == "ok"
@@ -202,20 +186,6 @@ def test_a_trial_that_diverged_is_never_ok() -> None:
     assert examine({}, {}, diverged=True).words == "diverged"
     ill = {"policy/approxkl": of([0.03] * 30)}
     assert examine(ill, {}, diverged=True).words == "diverged, policy/approxkl 100 %"
-
-
-def test_of_two_bands_the_gravest_is_told_once() -> None:
-    (milder,) = examine({"policy/approxkl": of([0.03] * 60 + [0.7] * 2)}, {}).symptoms
-    assert (milder.bound, milder.outside) == (0.02, 62)
-    (found,) = examine({"policy/approxkl": of([0.7] * 50)}, {}).symptoms
-    assert (found.bound, found.cause) == (0.5, "updates break the policy")
-
-
-def test_the_exact_kl_is_judged_in_place_of_the_estimate() -> None:
-    far = {"objective/kl_per_token": of([1.0] * 20), "objective/kl_exact_per_token": of([0.7] * 20)}
-    assert conditions(far) == {"objective/kl_exact_per_token": "above"}
-    del far["objective/kl_exact_per_token"]
-    assert conditions(far) == {"objective/kl_per_token": "above"}
 
 
 @pytest.mark.parametrize("better", [[math.nan] * 20, [0.1] * (LEAST - 1), [0.1] * (LEAST - 1) + [math.nan] * 20])
