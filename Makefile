@@ -17,7 +17,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run doctor ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
+.PHONY: help setup study run ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -63,9 +63,6 @@ compare: $(VENV)/.stamp  ## compare several studies in one table (STUDIES="a b")
 
 falsify: $(VENV)/.stamp  ## evaluate STUDY's claims; make returns 2 unless all survive, `ablate falsify` gives the exact code
 	@$(ABLATE) falsify "$(STUDY)" $(CHOICE) $(OPTIONS)
-
-doctor: $(VENV)/.stamp  ## look at this machine: packages, card, memory, disk, hub, profiles
-	@$(ABLATE) doctor $(OPTIONS)
 
 ui: $(VENV)/.stamp  ## browse the runs in MLflow on 127.0.0.1
 	@$(ABLATE) ui $(OPTIONS)

@@ -169,7 +169,6 @@ for command in (
     cli.sync,
     cli.export,
     cli.score,
-    cli.doctor,
 ):
     app.command()(guarded(command))
 app.command("import")(guarded(import_command))

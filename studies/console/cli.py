@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS
-from pipeline.errors import USER_ERROR, WITHOUT_MISSING, UserError
+from pipeline.errors import WITHOUT_MISSING, UserError
 from pipeline.named_files import place
 from pipeline.wording import control_character, printable
 from studies.hints import command
@@ -154,22 +154,6 @@ def run(
     from studies.definition.schema import single
 
     _run(single(profile, parse_set(settings or []), seed), Layout.at(out), profile, {}, 1, executor, cluster)
-
-
-def doctor(out: OutOption = None) -> None:
-    """Look at this machine: packages, card, memory, disk, hub, and what each profile would take.
-
-    Exit code 2 where something is missing without which nothing runs.
-    """
-    from rich.console import Console
-
-    from pipeline.run.layout import Layout
-    from studies.console.doctor import examine, show
-
-    found = examine(Layout.at(out))
-    show(Console(), found)
-    if any(finding.state == "missing" for finding in found):
-        raise typer.Exit(USER_ERROR)
 
 
 def plan(

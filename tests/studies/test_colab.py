@@ -88,7 +88,7 @@ def test_it_runs_and_goes_on_from_the_drive_on_another_machine(tmp_path: Path, m
         nbformat.validate(content)
         found.append([cell for cell in content.cells if cell.cell_type == "code"])
     (_, look, _, run, show), (_, _, _, again, same) = found
-    assert "profile t4-256" in texts(look)
+    assert "h on a T4" in texts(look)
     assert "reward    built in" in texts(run)
     assert "already recorded: 4 of 4 trials" in texts(again)
     assert "built in" not in texts(again)
