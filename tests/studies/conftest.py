@@ -58,3 +58,13 @@ def write_study(tmp_path: Path) -> Callable[..., Study]:
 def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave MLflow out where a test is not about it: opening its store takes seconds."""
     monkeypatch.setattr(running, "sync", lambda *arguments, **more: Synced(True, 0))
+
+
+@pytest.fixture
+def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
+    """What processes on this machine make of the study `fake_trial.SHORT`."""
+    from fake_trial import SHORT
+    from light_study import go, results
+
+    layout = Layout(tmp_path / "whole")
+    return results(go(write_study(SHORT), layout, "processes")[0], layout)

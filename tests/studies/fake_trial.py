@@ -39,6 +39,7 @@ falsifiers:
 """
 
 
+SHORT = STUDY.replace("seeds: [0, 1]", "seeds: [0]")
 SEARCH = """
 question: Which knobs?
 hypothesis: Beta.
@@ -94,8 +95,9 @@ def calls(layout: Layout, what: str = "train") -> list[str]:
     return [line.split()[1] for line in lines if line.split()[0] == what]
 
 
-def pids(layout: Layout) -> set[int]:
-    return {int(line.split()[2]) for line in (layout.root / "calls.txt").read_text().splitlines()}
+def pids(layout: Layout, what: str = "") -> set[int]:
+    lines = (layout.root / "calls.txt").read_text().splitlines()
+    return {int(line.split()[2]) for line in lines if line.startswith(what)}
 
 
 def control(layout: Layout, **values: Any) -> None:

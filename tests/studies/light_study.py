@@ -102,6 +102,15 @@ def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:
     return found
 
 
+CELLS = ["0.01/0", "0.2/0"]
+"""The trials of `fake_trial.SHORT`."""
+
+
+def half_way(layout: Layout, trials: int = len(CELLS)) -> bool:
+    """Whether so many trials have written to their metrics."""
+    return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == trials
+
+
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Until a condition holds; fails after so long."""
     deadline = time.monotonic() + seconds

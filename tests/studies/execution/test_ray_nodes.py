@@ -14,8 +14,8 @@ from typing import Any
 import fake_trial
 import pytest
 import ray_nodes
-from fake_trial import STUDY
-from light_study import PYTHONPATH, SMALL, alive, command, go, results, wait_for
+from fake_trial import SHORT
+from light_study import CELLS, PYTHONPATH, SMALL, alive, command, go, half_way, results, wait_for
 from ray_nodes import RayNodes
 from rich.console import Console
 
@@ -32,8 +32,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.usefixtures("no_mlflow"),
 ]
-SHORT = STUDY.replace("seeds: [0, 1]", "seeds: [0]")
-CELLS = ["0.01/0", "0.2/0"]
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +48,6 @@ def cluster() -> Iterator[RayNodes]:
             pytest.skip(str(error))
         with warnings.catch_warnings(action="ignore"):  # Ray waits for no process that it has killed
             gc.collect()
-
-
-@pytest.fixture
-def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
-    """The results of processes on this machine."""
-    layout = Layout(tmp_path / "whole")
-    return results(go(write_study(SHORT), layout, "processes")[0], layout)
-
-
-def half_way(layout: Layout) -> bool:
-    return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == len(CELLS)
 
 
 def test_the_results_have_the_bytes_of_processes(
@@ -90,8 +77,8 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()  # Ray starts nodes in the main thread alone
-    wait_for(lambda: len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == 1, 300)
-    (pid,) = {int(line.split()[2]) for line in _calls(layout) if line.startswith("train")}
+    wait_for(lambda: half_way(layout, 1), 300)
+    (pid,) = fake_trial.pids(layout, "train")
     cluster.lose(victim)
     wait_for(lambda: not alive(pid), 120)
     (layout.root / "gate").touch()
@@ -101,10 +88,6 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(
     assert results(ended[0], layout) == whole
     assert len(fake_trial.calls(layout)) == 3
     cluster.lose(node)
-
-
-def _calls(layout: Layout) -> list[str]:
-    return (layout.root / "calls.txt").read_text().splitlines()
 
 
 def test_the_same_command_goes_on_after_it_was_killed(

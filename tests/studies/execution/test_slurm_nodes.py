@@ -13,7 +13,8 @@ from pathlib import Path
 import fake_trial
 import pytest
 import slurm_nodes
-from light_study import PYTHONPATH, command, go, results
+from fake_trial import SHORT
+from light_study import CELLS, PYTHONPATH, command, go, half_way, results
 from rich.console import Console
 from slurm_nodes import SlurmNodes, wait_for
 
@@ -29,8 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("no_mlflow"),
     pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}"),
 ]
-STUDY = fake_trial.STUDY.replace("seeds: [0, 1]", "seeds: [0]")
-CELLS = ["0.01/0", "0.2/0"]
 HALF_WAY = 300.0
 """Seconds until both trials stand half-way, at most: a busy machine starts two interpreters in this time."""
 
@@ -49,17 +48,6 @@ def _watchful(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(slurm, "LOOK_SECONDS", 1.0)
     with nodes.hastening():  # SLURM has jobs that are requeued wait for two minutes
         yield
-
-
-def half_way(layout: Layout) -> bool:
-    return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == len(CELLS)
-
-
-@pytest.fixture
-def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
-    """The results of processes on this machine."""
-    layout = Layout(tmp_path / "whole")
-    return results(go(write_study(STUDY), layout, "processes")[0], layout)
 
 
 @pytest.fixture
@@ -94,7 +82,7 @@ def running(nodes: SlurmNodes) -> list[str]:
 def test_a_whole_study_has_the_bytes_of_processes(
     write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes]
 ) -> None:
-    result, text = go(write_study(STUDY), layout, "slurm")
+    result, text = go(write_study(SHORT), layout, "slurm")
     assert results(result, layout) == whole
     assert sorted(fake_trial.calls(layout)) == CELLS
     assert "2 of 2 trials" in text
@@ -114,8 +102,8 @@ def test_scancel_interrupts_and_the_same_command_goes_on(
 
     meanwhile(cancel)
     with pytest.raises(KeyboardInterrupt):
-        go(write_study(STUDY), layout, "slurm")
-    assert results(go(write_study(STUDY), layout, "slurm")[0], layout) == whole
+        go(write_study(SHORT), layout, "slurm")
+    assert results(go(write_study(SHORT), layout, "slurm")[0], layout) == whole
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
@@ -128,7 +116,7 @@ def test_jobs_go_on_without_the_command_and_the_next_one_watches_them(
     how: signal.Signals,
 ) -> None:
     fake_trial.control(layout, gated=CELLS)
-    study = write_study(STUDY)
+    study = write_study(SHORT)
     driver = command("study", study.source, layout, tmp_path, 2, "slurm")
     wait_for(lambda: half_way(layout), HALF_WAY)
     jobs = running(nodes)
@@ -172,7 +160,7 @@ def test_trials_go_on_whatever_happens_to_the_cluster(
 ) -> None:
     meanwhile(lambda: disturb(nodes, layout))
     try:
-        result, text = go(write_study(STUDY), layout, "slurm")
+        result, text = go(write_study(SHORT), layout, "slurm")
     finally:
         if disturb is lost_node:
             nodes.begin("n1")
@@ -183,7 +171,7 @@ def test_trials_go_on_whatever_happens_to_the_cluster(
 def test_a_job_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
     write_study: Callable[..., Study], layout: Layout, tmp_path: Path
 ) -> None:
-    study = write_study(STUDY.replace("arms:", "profile: smoke\narms:").replace("  strong: {kl.beta: 0.2}\n", ""))
+    study = write_study(SHORT.replace("arms:", "profile: smoke\narms:").replace("  strong: {kl.beta: 0.2}\n", ""))
     long = {"train.steps": 6_000, "runtime.checkpoint_updates": 10_000, "evaluate.prompts": 16}
     limit = tmp_path / "cluster.yaml"
     limit.write_text("time: 1\n")  # the warning comes within 30 s
@@ -209,4 +197,4 @@ def test_what_sbatch_refuses_is_an_error_of_the_user(
     layout.root.mkdir(parents=True)
     hire, small = executor("slurm", 1, asked), {"train.steps": 64}
     with pytest.raises(UserError, match=r"sbatch refuses.*[iI]nvalid partition .*\(--cluster\)"):
-        run_study(write_study(STUDY), layout, None, small, hire, 1, Console(quiet=True), trials="fake_trial")
+        run_study(write_study(SHORT), layout, None, small, hire, 1, Console(quiet=True), trials="fake_trial")

@@ -78,16 +78,11 @@ def test_the_client_of_openai_talks_to_it(client: TestClient, tiny: Tiny) -> Non
     [
         ({"temprature": 1}, "unknown key 'temprature'; did you mean 'temperature'?", "temprature"),
         ({"top_p": 0.5}, "top_p = 0.5: must be greater than or equal to 1", "top_p"),
-        ({"prompt": None}, "key 'prompt' is missing", "prompt"),
-        ({"prompt": [1, 2]}, "prompt.0 = 1: must be a text", "prompt"),
         ({"max_tokens": 0}, "max_tokens = 0: must be greater than or equal to 1", "max_tokens"),
-        ({"seed": 2**63}, f"seed = {2**63}: must be less than {2**63}", "seed"),
-        ({"logprobs": 3}, "logprobs = 3: must be less than or equal to 0", "logprobs"),
         ({"stop": ["a"] * 5}, "stop: has 5 entries; at most 4 are allowed", "stop"),
         ({"n": 65}, "prompts x n = 65 completions: at most 64", "n"),
         ({"measure": True, "stop": "."}, "measure = true: needs a trial, not a folder, and whole answers", "measure"),
         ({"prompt": ["It", ""]}, "a prompt has 0 tokens and max_tokens is 12: the network reads 1 to 96", "prompt"),
-        ({"max_tokens": POSITIONS - 1}, "a prompt has 2 tokens and max_tokens is 95: the network reads 1 to", "prompt"),
     ],
 )  # fmt: skip
 def test_one_sentence_says_what_is_wrong(client: TestClient, given: dict[str, Any], message: str, param: str) -> None:
@@ -101,15 +96,11 @@ def test_one_sentence_says_what_is_wrong(client: TestClient, given: dict[str, An
     ("body", "message"),
     [
         (b"{", "the body is not valid JSON (EOF while parsing an object at line 1 column 1)"),
-        (b"[" * 100_000, "the body is not valid JSON"),
-        (b'{"prompt": "a \\ud83d"}', "the body is not valid JSON"),
         (b'{"prompt": "a", "temperature": 1e999}', "temperature = inf: must be a finite number"),
-        (b'"prompt"', "must be a mapping of keys to values"),
         (b'{"prompt": "a", "max_tokens": "' + b"x" * 9999 + b'"}', "max_tokens = 'xxx"),
     ],
 )
 def test_what_is_no_request_is_said_in_one_line(client: TestClient, body: bytes, message: str) -> None:
-    """Half of a character, which JSON can write, is text to neither a tokenizer nor a log."""
     found = refusal(client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"}))
     assert (found["status"], found["message"][: len(message)]) == (400, message)
     assert (len(found["message"]) < 400, found["message"].count("\n")) == (True, 0)

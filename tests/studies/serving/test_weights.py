@@ -123,18 +123,6 @@ def started(layout: Layout, **changes: Any) -> str:
     return f"demo/{next(iter(study.arm_overrides()))}/0"
 
 
-def test_what_cannot_be_served_is_said_in_one_line(layout: Layout) -> None:
-    started(layout)
-    for name, message in {
-        "demo": "'demo' is neither a folder nor a trial, STUDY/ARM/SEED, such as kl_ablation/beta_0.05/10",
-        "demos/smoke/0": "study 'demos' has not been started in .*; did you mean 'demo'\\?; studies there: demo",
-        "demo/smok/0": "trial 'demo/smok/0': the study has none; did you mean 'smoke/0'\\?; there are: smoke/0",
-        "demo/smoke/0": "trial 'demo/smoke/0' has no weights yet; start or continue it with: ablate study demo",
-    }.items():
-        with pytest.raises(UserError, match=message):
-            find(name, layout)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("changes", "after", "step"), [({}, 5, 16), ({"reward__learned__rounds": 2}, 3, 8)])
 def test_a_trial_is_followed_through_a_kill_to_its_end(

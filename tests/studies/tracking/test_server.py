@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fake_trial import STUDY
+from fake_trial import SHORT
 from mlflow_servers import Postgres, Proxy, Server, free_port, missing_postgres, proxy_to
 from series import series_differ
 from tracked_study import Tracked
@@ -53,7 +53,7 @@ def proxy(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 @pytest.fixture
 def study(proxy: Proxy, make: Callable[..., Tracked]) -> Callable[..., Tracked]:
     """The study under a name of its own: the server is the same for all tests."""
-    return partial(make, STUDY.replace("seeds: [0, 1]", "seeds: [0]"), name=f"small-{uuid.uuid4().hex[:8]}")
+    return partial(make, SHORT, name=f"small-{uuid.uuid4().hex[:8]}")
 
 
 def end(tracked: Tracked, server: Server) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_trial import STUDY
+from fake_trial import SHORT
 from filelock import FileLock
 from tracked_study import Tracked
 
@@ -23,7 +23,6 @@ from studies.tracking.view import TAG, saved_view
 
 WHOLE = 4 * (20 + 4 + 1) + 1
 """Points of the study: series, evaluations and a claim of each trial, and the count of verdicts."""
-SMALL = STUDY.replace("seeds: [0, 1]", "seeds: [0]")
 
 
 def client(tracked: Tracked) -> Any:
@@ -179,7 +178,7 @@ HARMS: dict[str, Callable[[Tracked], object]] = {
 
 @pytest.mark.parametrize("harm", ["no state", "no parent run", pytest.param("no database", marks=pytest.mark.slow)])
 def test_everything_comes_back(make: Callable[..., Tracked], tmp_path: Path, harm: str) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     before = whole(tracked)
     copy = tracked.moved(tmp_path / "copy")
     HARMS[harm](copy)
@@ -203,7 +202,7 @@ def test_a_run_that_was_deleted_is_made_again(make: Callable[..., Tracked], empt
 
 @pytest.mark.parametrize("taken", [1, 2])
 def test_experiments_of_another_program_are_left_alone(make: Callable[..., Tracked], taken: int) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     at = client(tracked)
     for name in ("small", "small (ablate)")[:taken]:
         at.create_run(at.create_experiment(name))
@@ -222,7 +221,7 @@ def test_a_process_that_dies_after_any_call_loses_no_point_and_doubles_none(
     make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     """Nor does a lost answer: the next process knows only what the file said when the pass began."""
-    fresh, saved, connect = make(SMALL), Runs.save, store.connect
+    fresh, saved, connect = make(SHORT), Runs.save, store.connect
 
     def run(dies_after: int) -> tuple[dict[str, Any], int]:
         tracked = fresh.moved(fresh.layout.root.with_name(f"out{dies_after}"))
@@ -250,7 +249,7 @@ def test_a_process_that_dies_after_any_call_loses_no_point_and_doubles_none(
 
 
 def test_the_limits_of_a_batch(make: Callable[..., Tracked]) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     one = tracked.running(0, 0)
     with MetricsLog(one.metrics) as log:
         for step in range(1200):
@@ -265,7 +264,7 @@ def test_the_limits_of_a_batch(make: Callable[..., Tracked]) -> None:
     ("status", "shown"), [("budget", "FINISHED"), ("diverged", "FINISHED"), ("failed", "FAILED"), ("pruned", "KILLED")]
 )
 def test_how_a_trial_ended(make: Callable[..., Tracked], status: str, shown: str) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     tracked.record(0, status=status, reason="why", **({"stages": {}, "summary": {}} if status == "failed" else {}))
     tracked.sync()
     ((found, tags, _, _),) = runs(tracked, "weak")
@@ -274,7 +273,7 @@ def test_how_a_trial_ended(make: Callable[..., Tracked], status: str, shown: str
 
 
 def test_a_trial_in_rounds_is_shown_in_its_last_one(make: Callable[..., Tracked]) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     one = tracked.running(0, 3)
     earlier = one.metrics.parents[3] / "train_round" / Path(*one.metrics.parts[-3:])
     shutil.copytree(one.metrics.parent, earlier.parent)
@@ -283,7 +282,7 @@ def test_a_trial_in_rounds_is_shown_in_its_last_one(make: Callable[..., Tracked]
 
 
 def test_another_configuration_is_another_run(make: Callable[..., Tracked]) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     tracked.record(0, 1)
     tracked.sync()
     file = Path(tracked.study.source)
@@ -296,7 +295,7 @@ def test_another_configuration_is_another_run(make: Callable[..., Tracked]) -> N
 
 def test_the_end_of_the_baseline_decides_claims_on_trials_that_ended_before(make: Callable[..., Tracked]) -> None:
     claim = 'op: ">", threshold: 0.1, before_step: 60, relative_to: baseline}'
-    tracked = make(SMALL.replace("baseline: weak", "baseline: strong").partition("op:")[0] + claim + "\n")
+    tracked = make(SHORT.replace("baseline: weak", "baseline: strong").partition("op:")[0] + claim + "\n")
     tracked.record(0)
     tracked.sync()
     assert runs(tracked, "weak")[0][1]["verdict"] == "NOT TESTED"
@@ -312,7 +311,7 @@ def test_a_server_that_is_away_is_one_warning_without_the_password(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     tracked.record(0)
     assert tracked.sync(status="complete") == Synced(False, 0)
     assert len(tracked.said) == 1
@@ -324,6 +323,6 @@ def test_a_server_that_is_away_is_one_warning_without_the_password(
 
 
 def test_one_process_at_a_time(make: Callable[..., Tracked]) -> None:
-    tracked = make(SMALL)
+    tracked = make(SHORT)
     with FileLock(tracked.folder.path / ".mlflow.lock"):
         assert tracked.sync() is None
