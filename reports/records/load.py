@@ -290,8 +290,6 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     refuse_lost(folder, current, without_missing=without_missing, kept=folder.report / "index.html")
     rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
     _refuse_empty(folder, rows)
-    for stage, where in started["upstream"].items():
-        gathered.stages.setdefault((str(stage), str(where["key"])), {"path": str(where["path"]), "trials": 0})
     gathered.notes += started.get("notes", [])
     return StudyRecords(
         study=study,

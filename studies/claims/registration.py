@@ -1,8 +1,7 @@
 """Claims as they were written down before the data: an append-only chain of lines in a study's folder.
 
-The first start of a study writes one line, every later start with changed content another. Each line holds the digest
-of the line before it, and `study.json` that of the last line, so that an edited or removed line is noticed. The chain
-shows what was changed by oversight or in haste; somebody who writes the whole chain anew is not noticed, unless the
+The first start of a study writes one line, every later start with changed content another. `study.json` has the digest
+of all lines, so that an edited or removed line is noticed. Somebody who writes both anew is not noticed, unless the
 digest was noted elsewhere (MLflow has it as a tag of the study).
 """
 
@@ -40,7 +39,7 @@ class Line:
     """Trials that had left a record by then, whatever became of the records later."""
     content: dict[str, Any]
     digest: str
-    """Of the whole line, which holds the digest of the line before it."""
+    """Of this line and all before it; the file does not hold it."""
 
 
 def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,18 +89,16 @@ def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, tell:
         "commit": commit,
         "ended": ended(folder, lines),
         "content": dict(content),
-        "previous": lines[-1].digest if lines else "",
     }
-    digest = _digest(line)
-    before = path.read_text("utf-8") if lines else ""
-    write_atomic(path, f"{before}{canonical_json({**line, 'sha256': digest})}\n")
-    return digest
+    text, before = canonical_json(line), path.read_text("utf-8") if lines else ""
+    write_atomic(path, f"{before}{text}\n")
+    return _digest(lines, text)
 
 
 def read_chain(folder: StudyFolder) -> list[Line]:
     """All lines, the first first; none where the study was not registered. Raises `Damaged` for a chain that is not
     what was written."""
-    path, lines, head = folder.registration_file, list[Line](), _noted(folder).get("head")
+    path, lines, head = folder.registration_file, list[Line](), _head(folder)
     try:
         texts = path.read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -112,24 +109,17 @@ def read_chain(folder: StudyFolder) -> list[Line]:
         raise Damaged(path, str(error), REMEDY) from None
     for number, text in enumerate(texts, 1):
         try:
-            lines.append(_line(text, lines[-1].digest if lines else ""))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            why = f"line {number}: it has changed since it was written, or does not follow the line before it"
-            raise Damaged(path, why, REMEDY) from None
+            lines.append(Line(**json.loads(text), digest=_digest(lines, text)))
+        except (ValueError, TypeError, RecursionError):
+            raise Damaged(path, f"line {number} cannot be read", REMEDY) from None
     if head and head not in {line.digest for line in lines}:
-        raise Damaged(path, "its last lines, which study.json knows of, are missing", REMEDY)
+        raise Damaged(path, "it is not what was registered, of which study.json has the digest", REMEDY)
     return lines
 
 
 def ended(folder: StudyFolder, lines: Sequence[Line] = ()) -> int:
-    """Trials that have left a record, also where records were removed since: the most that anything remembers."""
-    noted = int(_noted(folder).get("ended") or 0)
-    return max(len(folder.trial_files()), noted, lines[-1].ended if lines else 0)
-
-
-def note(folder: StudyFolder, head: str) -> dict[str, Any]:
-    """What study.json is to hold of the registration: the last line, and how many trials have ended."""
-    return {"head": head, "ended": ended(folder)}
+    """Trials that have left a record, also where records were removed since the last registration."""
+    return max(len(folder.trial_files()), lines[-1].ended if lines else 0)
 
 
 def is_registered(study: Study) -> bool:
@@ -137,20 +127,11 @@ def is_registered(study: Study) -> bool:
     return study.kind != IMPORTED and bool(study.source)
 
 
-def _noted(folder: StudyFolder) -> dict[str, Any]:
-    """What study.json holds of the registration; nothing of a study that ran before there was one."""
-    noted: dict[str, Any] = folder.started().get("registration") or {} if folder.study_file.exists() else {}
-    return noted
+def _head(folder: StudyFolder) -> str:
+    """The digest of the last line, from study.json; empty of a study that ran before there was one."""
+    return str(folder.started().get("registered") or "") if folder.study_file.exists() else ""
 
 
-def _line(text: str, previous: str) -> Line:
-    """A line that follows another. Raises `ValueError`, or what a line of another form raises."""
-    row = json.loads(text)
-    digest = row.pop("sha256")
-    if _digest(row) != digest or row["previous"] != previous:
-        raise ValueError("checksum differs")
-    return Line(row["time"], row["commit"], row["ended"], row["content"], digest)
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(canonical_json(content).encode()).hexdigest()
+def _digest(before: Sequence[Line], text: str) -> str:
+    """Of a line and all lines before it."""
+    return hashlib.sha256(f"{before[-1].digest if before else ''}{text}".encode()).hexdigest()

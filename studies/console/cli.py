@@ -216,7 +216,6 @@ def falsify(
     profile: ProfileOption = None,
     settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="Also print the verdict of every trial.")] = False,
     without_missing: WithoutMissingOption = False,
     out: OutOption = None,
 ) -> None:
@@ -261,7 +260,7 @@ def falsify(
     else:
         console = terminal()
         print_hypotheses(console, claims, found)
-        print_verdicts(console, chosen, judged, claims, rows=rows)
+        print_verdicts(console, chosen, judged, claims)
         if not started:
             say(console, f"{chosen.name} has never been run here ({folder.path}); start with: ablate study {name}")
     parts = [one["outcome"] for one in found.get("hypotheses", [])]

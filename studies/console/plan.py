@@ -25,7 +25,7 @@ from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
-from studies.definition.testable import horizons, untestable
+from studies.definition.testable import untestable
 from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
 from studies.execution.started import TRIALS
 from studies.execution.study import trial_count
@@ -76,7 +76,7 @@ def print_plan(
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
-        for line in [*algorithm_lines(plan), *horizons(compared, plan)]:
+        for line in algorithm_lines(plan):
             console.print(Text(line), soft_wrap=True)
         console.print()
         console.print(stage_table(planned))

@@ -73,23 +73,6 @@ def claim_table(verdicts: Sequence[Verdict]) -> Table:
     return shown
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row per falsifier, arm and seed."""
-    shown = table("falsifier", "arm", "seed", "verdict", "step", "value", "n", "because", left=(0, 1, 3, 7))
-    for verdict in verdicts:
-        shown.add_row(
-            Text(verdict.name),
-            Text(verdict.arm),
-            Text(str(verdict.seed)),
-            Text(verdict.outcome, style=OUTCOME_STYLES[verdict.outcome]),
-            Text("-" if verdict.step is None else str(verdict.step)),
-            Text(_number(verdict.value)),
-            Text(str(verdict.n)),
-            Text(verdict.reason),
-        )
-    return shown
-
-
 def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any]) -> None:
     """The verdict on each hypothesis with its badge, and on the study; `found`: as the report has them."""
     console.print(Text(f"Hypothesis: {claims.hypothesis}"), soft_wrap=True)
@@ -104,10 +87,8 @@ def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any
     console.print()
 
 
-def print_verdicts(
-    console: Console, study: Study, verdicts: Sequence[Verdict], claims: Standing, *, rows: bool = False
-) -> None:
-    """The claims with their badges, their verdicts (with `rows` those of every trial too), and that of the study."""
+def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], claims: Standing) -> None:
+    """The claims with their badges, their verdicts, and that of the study."""
     if not study.falsifiers:
         console.print(Text(f"{study.name} has no falsifiers", style="yellow"))
         return
@@ -116,9 +97,7 @@ def print_verdicts(
         claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}; {badge}'
         console.print(Text(claim), soft_wrap=True)
     console.print(claim_table(verdicts))
-    console.print(
-        verdict_table(verdicts) if rows else Text(f"every trial: ablate falsify {study.name} --rows", style="dim")
-    )
+    console.print(Text(f"every trial: ablate falsify {study.name} --json", style="dim"))
     outcome = overall(verdicts)
     counts = Counter(verdict.outcome for verdict in verdicts)
     detail = ", ".join(f"{count} {name}" for name, count in counts.items())

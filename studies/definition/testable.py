@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pipeline.algorithms.entropy_settings import BONUS
 from pipeline.algorithms.kinds import ADVANTAGES
@@ -85,24 +85,6 @@ def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:
     return [line for part in study.hypotheses if (line := _of_hypothesis(part, study, plan))] + [
         line for claim in study.falsifiers for line in _of_claim(claim, study.baseline, plan)
     ]
-
-
-def horizons(study: Study, plan: Sequence[Cell]) -> list[str]:
-    """How claims on series count the steps of trials whose updates a target KL may end early; empty without such."""
-    arms = dict.fromkeys(cell.arm for cell in plan if cell.config.algorithm.target_kl is not None)
-    claims = [one for one in study.falsifiers if one.before_step and _reads(one, arms, study.baseline)]
-    if not claims:
-        return []
-    names, each = ", ".join(one.name for one in claims), ", ".join(one.name for one in claims if each_step(one.metric))
-    counts = "counts planned gradient steps; updates that algorithm.target_kl ends early count in full"
-    fate = "cannot survive, and a mean is NOT TESTED, if algorithm.target_kl leaves out a step before before_step"
-    lines = [f"{', '.join(arms)}: before_step of {names} {counts}"]
-    return lines + [f"{', '.join(arms)}: {each} {fate}"] * bool(each)
-
-
-def _reads(claim: Falsifier, arms: Iterable[str], baseline: str) -> bool:
-    """Whether a claim is judged by trials of some of these arms, or against them."""
-    return any(claim.applies_to(arm, baseline) or (claim.relative_to and arm == baseline) for arm in arms)
 
 
 def needs(metric: str, config: TrialConfig) -> str | None:

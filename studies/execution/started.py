@@ -26,7 +26,7 @@ from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_as
 from pipeline.run.locks import is_held
 from pipeline.run.lost import own_stages
 from pipeline.stages.sources import precision
-from studies.claims.registration import content_of, is_registered, note, register
+from studies.claims.registration import content_of, is_registered, register
 from studies.definition.design import Cell, cells
 from studies.definition.own import check_own, own_digests
 from studies.definition.schema import Study
@@ -154,13 +154,6 @@ def alone(folder: StudyFolder, name: str) -> Iterator[None]:
         yield
 
 
-def note_ended(run: Started) -> None:
-    """Bring `study.json` up to date when all trials have ended: how many are known, and what they share."""
-    with FileLock(run.folder.path / ".start.lock"):
-        content = run.folder.started()
-        _write(run.folder, {**content, **_noted(run, content["registration"].get("head"))})
-
-
 def shared_of(stages: Sequence[StagePlan]) -> list[StagePlan]:
     """The stages that a trial has in common with others; they come first."""
     own = own_stages(stage.stage for stage in stages)
@@ -172,26 +165,13 @@ def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) ->
     for left in (*given_up(run), *(run.folder.path / "deaths").glob("*"), *(run.folder.path / "hands").glob("*")):
         left.unlink()
     environment: dict[str, str] = run.module.environment()
-    content, head = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}, None
+    content = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}
     if is_registered(run.study):
         claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
-        head = register(claims, run.folder, commit, say)
-    _write(run.folder, {**content, **_noted(run, head)})
-
-
-def _write(folder: StudyFolder, content: Mapping[str, Any]) -> None:
-    """Write `study.json`, unless that is what it holds: a page that is newer need not be drawn again."""
-    text = sealed(content)
-    if not folder.study_file.exists() or folder.study_file.read_text("utf-8") != text:
-        write_atomic(folder.study_file, text)
-
-
-def _noted(run: Started, head: str | None) -> dict[str, Any]:
-    """What `study.json` holds of the registration, and of the artifacts that the baseline shares with other arms."""
-    baseline = next(cell for cell in run.cells() if cell.arm == run.study.baseline)
-    shared = [stage for stage in shared_of(run.stages(baseline)) if stage.cached]
-    upstream = {stage.stage: {"key": stage.key, "path": f"store/{stage.stage}/{stage.key}"} for stage in shared}
-    return {"registration": note(run.folder, head) if head else {}, "upstream": upstream}
+        content["registered"] = register(claims, run.folder, commit, say)
+    text, file = sealed(content), run.folder.study_file
+    if not file.exists() or file.read_text("utf-8") != text:  # a page that is newer need not be drawn again
+        write_atomic(file, text)
 
 
 def _set_damaged_aside(folder: StudyFolder, say: Callable[[str], None]) -> None:

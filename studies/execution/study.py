@@ -23,7 +23,7 @@ from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Say
 from studies.execution.optuna_file import write_optuna
 from studies.execution.records import sound_record
-from studies.execution.started import TRIALS, Started, join, note_ended, shared_of, start
+from studies.execution.started import TRIALS, Started, join, shared_of, start
 from studies.execution.watch import Watch
 from studies.tracking.background import Background
 from studies.tracking.sync import Synced, View, sync
@@ -91,7 +91,6 @@ def run_study(
             watch.begin()
             if agenda.is_left():
                 _work(run, agenda, watch, display, tracking, hire)
-            note_ended(run)
             if agenda.search is not None:
                 display.line(*agenda.search.summary(agenda.plan))
             records = [agenda.settled[cell.arm, cell.seed] for cell in agenda.plan]

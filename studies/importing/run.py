@@ -72,7 +72,7 @@ def import_folder(
         for record in records:
             write_atomic(target.trial_file(record.arm, record.seed), record_text(record))
         content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
-        content |= {"environment": {}, "upstream": {}, "notes": caveats(records, problems), "problems": problems}
+        content |= {"environment": {}, "notes": caveats(records, problems), "problems": problems}
         write_atomic(target.study_file, sealed(content))
         table = pd.DataFrame(problems, columns=FIELDS).to_csv(index=False, lineterminator="\n")
         write_atomic(target.path / "problems.csv", table)

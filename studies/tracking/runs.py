@@ -61,7 +61,7 @@ class Runs:
         self.experiment: str = known.get("experiment", "")
         self.states = {key: Run(**run) for key, run in known.get("runs", {}).items()}
         parent = self.states[STUDY].id if STUDY in self.states else ""
-        if not store.has_run(layout, self.experiment, parent, warn):
+        if not store.has_run(layout, self.experiment, parent):
             self.states.clear()
 
     def save(self) -> None:

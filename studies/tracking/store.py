@@ -7,14 +7,12 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from pipeline.run.layout import Layout, set_aside
+from pipeline.run.layout import Layout
 from studies.tracking.view import TAG
 
 
@@ -55,9 +53,9 @@ def client_of(uri: str) -> Any:
     return MlflowClient(uri)
 
 
-def has_run(layout: Layout, experiment: str, run: str, warn: Callable[[str], None]) -> bool:
+def has_run(layout: Layout, experiment: str, run: str) -> bool:
     """Whether the store has a run that nobody deleted. The own database is read without MLflow, which takes seconds to
-    import; a database that SQLite cannot read is set aside."""
+    import."""
     if uri := server():
         return bool(run and client_of(uri).search_runs([experiment], f"attributes.run_id = '{run}'"))
     database = layout.mlflow_file
@@ -70,8 +68,7 @@ def has_run(layout: Layout, experiment: str, run: str, warn: Callable[[str], Non
     except sqlite3.OperationalError:  # locked, or not to be opened
         raise
     except sqlite3.DatabaseError as error:
-        warn(f"{database} is damaged: {error}; set aside as {set_database_aside(database)}; all is sent to a new one")
-        return False
+        raise RuntimeError(f"{database} is damaged: {error}; delete it, and it is made again") from None
 
 
 def experiment_of(client: Any, study: str, layout: Layout) -> tuple[str, str]:
@@ -114,11 +111,3 @@ def _create(layout: Layout) -> None:
             (new / database.name).replace(database)
         finally:
             shutil.rmtree(new, ignore_errors=True)
-
-
-def set_database_aside(path: Path) -> Path:
-    """`set_aside` of a database together with its journal, which SQLite would apply to the one that takes its place."""
-    for beside in (path.with_name(path.name + suffix) for suffix in ("-journal", "-wal", "-shm")):
-        if beside.exists():
-            set_aside(beside)
-    return set_aside(path)

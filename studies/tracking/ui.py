@@ -37,7 +37,6 @@ def serve(layout: Layout, port: int) -> None:
         return
     check_free(HOST, port)
     writable(layout.root)
-    store.has_run(layout, "", "", print)  # sets a damaged database aside
     links = links_at(f"http://{HOST}:{port}", store.connect(layout))
     command = [sys.executable, *f"-m mlflow server --host {HOST} --port {port} --workers 1".split()]
     command += ["--uvicorn-opts", "--log-level warning", "--artifacts-destination", layout.mlflow_artifacts.as_uri()]

@@ -45,7 +45,7 @@ class Tracked:
     def start(self) -> None:
         """Register the claims, and write study.json."""
         head = register(content_of(self.study, "tiny", SETTINGS), self.folder, "unknown", print)
-        content = {"study": {}, "overrides": SETTINGS, "registration": {"head": head}}
+        content = {"study": {}, "overrides": SETTINGS, "registered": head}
         write_atomic(self.folder.study_file, sealed(content))
 
     def record(self, *numbers: int, **changes: Any) -> None:

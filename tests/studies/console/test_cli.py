@@ -88,8 +88,6 @@ def test_falsify_exits_with_the_verdict(write_study: Callable[..., Study], layou
     survived = ablate("falsify", study.source, *out)
     assert survived.exit_code == 0, survived.stdout
     assert "4 SURVIVED" in survived.stdout
-    assert "largest value" not in survived.stdout
-    assert ablate("falsify", study.source, *out, "--rows").stdout.count("largest value") == 4
     lower = write_study(Path(study.source).read_text().replace("threshold: 0.5", "threshold: 0.1"))
     refuted = ablate("falsify", lower.source, *out, "--json")
     assert refuted.exit_code == 1

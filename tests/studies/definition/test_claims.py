@@ -15,7 +15,7 @@ from studies.definition.design import cells
 from studies.definition.falsifier import Falsifier
 from studies.definition.hypotheses import weights_of
 from studies.definition.schema import Study
-from studies.definition.testable import horizons, needs, untestable
+from studies.definition.testable import needs, untestable
 
 BASE = {"name": "n", "claim": "c", "op": ">", "threshold": 0.5}
 SERIES = "metric: objective/kl, before_step: 32"
@@ -104,18 +104,6 @@ def test_a_hypothesis_that_the_planned_trials_cannot_decide(write_study: Write) 
     assert "it needs at least 2 seeds" in untestable(lonely, cells(lonely))[0]
     silent = write_study(f"{STUDY}hypotheses:\n{PART.replace('eval/win_rate', 'policy/kl_loss')}")
     assert "records policy/kl_loss only with kl.place: loss" in untestable(silent, cells(silent))[0]
-
-
-def test_steps_are_counted_as_planned_where_a_target_kl_ends_updates(write_study: Write) -> None:
-    def lines(metric: str, **arms: str) -> list[str]:
-        study = plan_of(write_study, f"metric: {metric}, before_step: 64", **arms)
-        return horizons(study, cells(study))
-
-    assert lines("objective/kl") == []
-    (line,) = lines("objective/kl", strong="algorithm.target_kl: 0.02")
-    assert line.startswith("strong: before_step of n counts planned gradient steps")
-    _, line = lines("policy/approxkl", strong="algorithm.target_kl: 0.02")
-    assert line.startswith("strong: n cannot survive")
 
 
 def test_a_part_of_the_reward_that_is_absent_or_alone_has_no_series() -> None:
