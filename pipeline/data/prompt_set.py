@@ -29,6 +29,10 @@ class PromptSet:
         texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[
             first : None if n is None else first + n
         ]
+        return cls.of(tokenizer, texts)
+
+    @classmethod
+    def of(cls, tokenizer: Any, texts: list[str]) -> PromptSet:
         return cls(tokenizer, texts, *tokenize_prompts(tokenizer, texts))
 
     @property

@@ -8,7 +8,7 @@ small n are the first of those for a larger n, and arms with equal n meet the sa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,10 +41,26 @@ def choose(count: int, draw: Draw, score: Score) -> Chosen:
     Draws are exchangeable, so the first of equal ones is as good as one by lot. Two draws are in memory at once,
     whatever `count` is.
     """
-    best = _scored(draw(0), score)
+    answers = draw(0)
+    proxy, parts = score(answers)
+    tokens = int(answers.episodes.lengths.sum())
     for number in range(1, count):
-        best = _better(best, _scored(draw(number), score))
-    return best
+        other = draw(number)
+        scores, others = score(other)
+        rows = scores > proxy
+        answers, proxy = _merged(rows, other, answers), torch.where(rows, scores, proxy)
+        parts = {name: torch.where(rows, others[name], part) for name, part in parts.items()}
+        tokens += int(other.episodes.lengths.sum())
+    return Chosen(answers, proxy, parts, tokens)
+
+
+def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:
+    """`here` where `rows` (B,) is True, else `elsewhere`; both answer the same prompts, padded alike."""
+    place = rows.to(here.episodes.ended.device)
+    grids = zip(vars(here.episodes).values(), vars(elsewhere.episodes).values(), strict=True)
+    episodes = Episodes(*(torch.where(place.view(-1, *[1] * (grid.dim() - 1)), grid, other) for grid, other in grids))
+    texts = zip(rows.tolist(), here.texts, elsewhere.texts, strict=True)
+    return Completions(episodes, here.prompts, [mine if chosen else other for chosen, mine, other in texts])
 
 
 def kl_bound(n: int) -> float:
@@ -67,31 +83,3 @@ def kl_of_chosen(n: int, log_ratios: Tensor) -> Tensor:
     response can come out below 0, their mean but for noise cannot.
     """
     return kl_bound(n) + log_ratios.double().sum(1)
-
-
-def _scored(answers: Completions, score: Score) -> Chosen:
-    proxy, parts = score(answers)
-    return Chosen(answers, proxy, parts, int(answers.episodes.lengths.sum()))
-
-
-def _better(best: Chosen, other: Chosen) -> Chosen:
-    """Row by row the one with the higher reward, the first where they are equal."""
-    rows = other.proxy > best.proxy
-    return Chosen(
-        _merged(rows, other.answers, best.answers),
-        torch.where(rows, other.proxy, best.proxy),
-        {name: torch.where(rows, other.parts[name], part) for name, part in best.parts.items()},
-        best.sampled_tokens + other.sampled_tokens,
-    )
-
-
-def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:
-    """`here` where `rows` (B,) is True, else `elsewhere`; both answer the same prompts, padded alike."""
-    place = rows.to(here.episodes.ended.device)
-    grids = zip(vars(here.episodes).values(), vars(elsewhere.episodes).values(), strict=True)
-    episodes = Episodes(*(torch.where(place.view(-1, *[1] * (grid.dim() - 1)), grid, other) for grid, other in grids))
-    return Completions(episodes, here.prompts, _picked(rows.tolist(), here.texts, elsewhere.texts))
-
-
-def _picked(rows: Sequence[bool], here: Sequence[str], elsewhere: Sequence[str]) -> list[str]:
-    return [text if mine else other for mine, text, other in zip(rows, here, elsewhere, strict=True)]

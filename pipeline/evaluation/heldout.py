@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
 
 from pipeline.config.trial import TrialConfig
@@ -21,10 +20,8 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.errors import UserError
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
-from pipeline.models.precision import Precision
-from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
-from pipeline.rewards.base import Completions
+from pipeline.rewards.base import Completions, sampled
 from pipeline.run.store import Artifact
 
 DRAWS = "draws.parquet"
@@ -46,16 +43,11 @@ def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
     return PromptSet.load(prompts, "heldout", first, cfg.evaluate.prompts)
 
 
-def answers(
-    cfg: TrialConfig, model: CausalLM, data: PromptSet, device: torch.device, room: Room, *stream: object
-) -> Completions:
+def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, room: Room, *stream: object) -> Completions:
     """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises
     `MemoryFull`."""
-    with Precision.of(device).autocast():
-        sampler = EagerSampler(model, 1.0, room, **data.token_ids)
-        noise = uniforms(len(data.texts), cfg.train.response_length, cfg.evaluate.seed, "evaluate", *stream)
-        episodes = sampler.sample(data.ids.to(device), data.mask.to(device), noise)
-    return Completions.of(data.tokenizer, episodes, data.texts)
+    noise = uniforms(len(data.texts), cfg.train.response_length, cfg.evaluate.seed, "evaluate", *stream)
+    return sampled(model, data, noise, 1.0, room)
 
 
 @dataclass(frozen=True)

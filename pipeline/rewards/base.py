@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.data.prompt_set import PromptSet
 from pipeline.errors import UserError
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
-from pipeline.models.sampling import decode
+from pipeline.models.precision import Precision
+from pipeline.models.sampling import EagerSampler, decode
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,23 @@ class Completions:
             return Completions(self.episodes.take(rows), self.prompts[rows], self.texts[rows])
         prompts, texts = ([column[row] for row in rows.tolist()] for column in (self.prompts, self.texts))
         return Completions(self.episodes.take(rows), prompts, texts)
+
+
+def sampled(
+    network: Any, data: PromptSet, noise: Tensor, temperature: float, room: Room, rows: Tensor | None = None
+) -> Completions:
+    """One answer of a network to every prompt of `data`, or to those with the numbers `rows`, (n,) int64; noise (n, T).
+
+    Raises `MemoryFull`.
+    """
+    device, texts = next(network.parameters()).device, data.texts
+    ids, mask = data.ids, data.mask
+    if rows is not None:
+        ids, mask, texts = ids[rows], mask[rows], [texts[row] for row in rows.tolist()]
+    with Precision.of(device).autocast():
+        sampler = EagerSampler(network, temperature, room, **data.token_ids)
+        episodes = sampler.sample(ids.to(device), mask.to(device), noise)
+    return Completions.of(data.tokenizer, episodes, texts)
 
 
 class Reward(Protocol):

@@ -17,17 +17,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.config.trial import TrialConfig
-from pipeline.data.prompt_set import PromptSet
 from pipeline.errors import UserError
-from pipeline.models.loading import CausalLM
-from pipeline.models.out_of_memory import Room
-from pipeline.models.precision import Precision
-from pipeline.models.sampling import EagerSampler, tokenize_prompts
-from pipeline.models.seeding import uniforms
-from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
-from pipeline.run.store import Artifact
 
 Numbers = Callable[[Completions], Tensor]
 """Of each answer a score, (B,), or an embedding, (B, d)."""
@@ -71,41 +62,6 @@ class Against:
 OPPONENTS = "opponents.parquet"
 
 
-def draw_opponents(
-    network: CausalLM,
-    cfg: TrialConfig,
-    prompts: Artifact,
-    room: Room,
-    ledger: Ledger,
-    progress: Callable[[int], None],
-) -> list[Completions]:
-    """`reward.opponents` answers of `network` to each different prompt, in the order of the prompts; one item a draw.
-
-    Each draw has noise of its own, so that the first opponents are the same however many there are; no other sample has
-    this noise. `progress` is given the number of the draw. Raises `MemoryFull`.
-    """
-    data = PromptSet.load(prompts, "train")
-    texts = list(dict.fromkeys([*data.texts, *PromptSet.load(prompts, "heldout").texts]))
-    device = next(network.parameters()).device
-    ids, mask = (grid.to(device) for grid in tokenize_prompts(data.tokenizer, texts))
-    drawn = []
-    for draw in range(cfg.reward.opponents):
-        progress(draw)
-        noise = uniforms(len(texts), cfg.train.response_length, cfg.reward.seed, "opponents", draw)
-        with ledger.timed("generate"), Precision.of(device).autocast():
-            sampler = EagerSampler(network, cfg.train.temperature, room, **data.token_ids)
-            episodes = sampler.sample(ids, mask, noise)
-        ledger.generated_tokens += int(episodes.lengths.sum())
-        drawn.append(Completions.of(data.tokenizer, episodes, texts))
-    return drawn
-
-
-def numbers_of(scorers: Mapping[str, Numbers], drawn: list[Completions], ledger: Ledger) -> dict[str, Tensor]:
-    """By part what it gives for every opponent: (P, k) or (P, k, d), for P prompts and k draws."""
-    with ledger.timed("score"), torch.no_grad():
-        return {name: torch.stack([scorer(one) for one in drawn], dim=1) for name, scorer in scorers.items()}
-
-
 def save_opponents(folder: Path, drawn: list[Completions], numbers: Mapping[str, Tensor]) -> None:
     """Write ``opponents.parquet``; the opponents of one prompt stand next to each other."""
     prompts, k = drawn[0].prompts, len(drawn)
@@ -114,7 +70,7 @@ def save_opponents(folder: Path, drawn: list[Completions], numbers: Mapping[str,
         "draw": list(range(k)) * len(prompts),
         "completion": [one.texts[row] for row in range(len(prompts)) for one in drawn],
     }
-    lists = {f"numbers/{name}": list(grid.flatten(0, 1).flatten(1).numpy()) for name, grid in _listed(numbers).items()}
+    lists = {f"numbers/{name}": list(grid.reshape(len(prompts) * k, -1).numpy()) for name, grid in numbers.items()}
     pd.DataFrame(columns | lists).to_parquet(folder / OPPONENTS, index=False)
 
 
@@ -134,8 +90,3 @@ def read_opponents(folder: Path) -> dict[str, Table]:
             grid = torch.from_numpy(np.stack(frame[column].to_list())).view(len(prompts), count, -1)
             numbers[column.removeprefix("numbers/")] = grid.squeeze(2) if grid.shape[2] == 1 else grid
     return tables(prompts, numbers)
-
-
-def _listed(numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Grids (P, k, d), d = 1 of scores."""
-    return {name: grid.unsqueeze(-1) if grid.dim() == 2 else grid for name, grid in numbers.items()}

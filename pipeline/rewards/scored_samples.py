@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pipeline.errors import Fault
 from pipeline.run.store import Artifact
 
 SAMPLES = "samples.parquet"
@@ -34,16 +33,8 @@ def sample_table(proxy: Grid, lengths: Grid, ended: Grid, tokens: list[list[Grid
     )
 
 
-def read_scores(values: Artifact, prompts: Artifact, n: int) -> dict[str, Grid]:
-    """proxy, length and eos of all samples, (n, N) each, for the `n` training prompts of this artifact.
-
-    Raises `Fault` for samples of other prompts.
-    """
-    if values.meta["prompts_digest"] != prompts.digest:
-        raise Fault(f"{values.path}: its samples are of other prompts than those of {prompts.path}")
-    columns = ["prompt_id", "draw", "proxy", "length", "eos"]
-    table, draws = pd.read_parquet(values.path / SAMPLES, columns=columns), int(values.meta["samples"])
-    numbers = [np.repeat(np.arange(n), draws), np.tile(np.arange(draws), n)]
-    if not all(np.array_equal(table[name], wanted) for name, wanted in zip(columns[:2], numbers, strict=True)):
-        raise Fault(f"{values.path / SAMPLES}: it does not hold {draws} samples of each of {n} prompts, in their order")
-    return {name: table[name].to_numpy().reshape(n, draws) for name in columns[2:]}
+def read_scores(values: Artifact) -> dict[str, Grid]:
+    """proxy, length and eos of all samples, (n, N) each, for n training prompts."""
+    names, draws = ("proxy", "length", "eos"), int(values.meta["samples"])
+    table = pd.read_parquet(values.path / SAMPLES, columns=list(names))
+    return {name: table[name].to_numpy().reshape(-1, draws) for name in names}

@@ -53,7 +53,7 @@ def critic(
         actor.lm.requires_grad_(False)  # before the meter looks at what is trained
         meter(actor.networks, ledger.work)
         data = PromptSet.load(prompts, "train")
-        samples = _samples(cfg, values, prompts, data)
+        samples = _samples(cfg, values, data)
         room = Room("runtime.micro_batch_size", cfg.runtime.micro_batch_size, reporter.warn)
         with ledger.timed("train"):
             explained = pretrain(
@@ -73,8 +73,8 @@ def critic(
     return {"note": note, **summary}
 
 
-def _samples(cfg: TrialConfig, values: Artifact, prompts: Artifact, data: PromptSet) -> ScoredResponses:
-    grids = {name: torch.tensor(grid) for name, grid in read_scores(values, prompts, len(data.texts)).items()}
+def _samples(cfg: TrialConfig, values: Artifact, data: PromptSet) -> ScoredResponses:
+    grids = {name: torch.tensor(grid) for name, grid in read_scores(values).items()}
     tokens = pd.read_parquet(values.path / SAMPLES, columns=["tokens"])["tokens"]
     padded = np.zeros((len(tokens), cfg.train.response_length), dtype=np.int64)
     for row, response in enumerate(tokens):

@@ -121,7 +121,7 @@ def _answered(bench: _Bench, proxy: Proxy) -> Chosen:
         bench.progress(number, "sampling")
         stream = ["policy", number] if number else ["policy"]
         with ledger.timed("generate"):
-            return answers(cfg, bench.policy, bench.data, bench.device, bench.room, *stream)
+            return answers(cfg, bench.policy, bench.data, bench.room, *stream)
 
     def score(drawn: Completions) -> tuple[Tensor, Mapping[str, Tensor]]:
         with ledger.timed("score"):

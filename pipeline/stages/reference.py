@@ -46,7 +46,7 @@ def reference(
         tables = []
         for draw in range(count):
             reporter.progress("reference", draw, count, "sampling and judging")
-            drawn = answers(cfg, model, data, device, room, "reference", draw)
+            drawn = answers(cfg, model, data, room, "reference", draw)
             scores, parts = proxy.explained(drawn)
             columns = {
                 "prompt_id": range(cfg.evaluate.first_prompt, cfg.evaluate.first_prompt + len(data.texts)),

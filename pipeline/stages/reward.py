@@ -30,17 +30,15 @@ from pipeline.models.anatomy import check_room
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot, scratch_model
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
-from pipeline.models.precision import Precision
 from pipeline.models.process import rollout_room, spending
-from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import seed_of, uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, standardised
+from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, sampled, standardised
 from pipeline.rewards.composite import Ensemble, Proxy, Rule
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned import Family, LearnedReward, compared, family_of, train_reward_model
 from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
-from pipeline.rewards.opponents import Against, draw_opponents, numbers_of, save_opponents, tables
+from pipeline.rewards.opponents import Against, save_opponents, tables
 from pipeline.rewards.preferences import (
     TEMPERATURE,
     Collection,
@@ -89,14 +87,11 @@ class _Bench:
         return self.further[preferences.removeprefix(FURTHER)] if preferences.startswith(FURTHER) else self.gold
 
     def samples(self, model: CausalLM, rows: Tensor, label: str, seed: int) -> Completions:
-        """One sample of a network for each of `rows`."""
-        with Precision.of(self.device).autocast():
-            sampler = EagerSampler(model, self.cfg.train.temperature, self.room, **self.data.token_ids)
-            noise = uniforms(len(rows), self.cfg.train.response_length, seed, label)
-            queries, mask = self.data.ids[rows].to(self.device), self.data.mask[rows].to(self.device)
-            episodes = sampler.sample(queries, mask, noise)
-        self.ledger.generated_tokens += int(episodes.lengths.sum())
-        return Completions.of(self.data.tokenizer, episodes, [self.data.texts[row] for row in rows.tolist()])
+        """One sample of a network for each of `rows`, which are numbers of prompts, (n,) int64."""
+        noise = uniforms(len(rows), self.cfg.train.response_length, seed, label)
+        answers = sampled(model, self.data, noise, self.cfg.train.temperature, self.room, rows)
+        self.ledger.generated_tokens += int(answers.episodes.lengths.sum())
+        return answers
 
 
 def reward(
@@ -213,17 +208,22 @@ def _against(bench: _Bench, raw: dict[str, Reward], out: Path) -> dict[str, Rewa
     """Every part against the reference's answers, which are drawn, scored and written here."""
     cfg, ledger = bench.cfg, Ledger(bench.device.type == "cuda")
     meter([bench.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
-
-    def progress(draw: int) -> None:
+    texts = list(dict.fromkeys([*bench.data.texts, *PromptSet.load(bench.prompts, "heldout").texts]))
+    data, drawn = PromptSet.of(bench.data.tokenizer, texts), list[Completions]()
+    for draw in range(cfg.reward.opponents):
         bench.reporter.progress("reward", draw, cfg.reward.opponents, "opponents")
-
-    drawn = draw_opponents(bench.reference, cfg, bench.prompts, bench.room, ledger, progress)
-    numbers = numbers_of(raw, drawn, ledger)
+        # Noise of its own, so that the first opponents are the same however many there are.
+        noise = uniforms(len(texts), cfg.train.response_length, cfg.reward.seed, "opponents", draw)
+        with ledger.timed("generate"):
+            drawn.append(sampled(bench.reference, data, noise, cfg.train.temperature, bench.room))
+        ledger.generated_tokens += int(drawn[-1].episodes.lengths.sum())
+    with ledger.timed("score"), torch.no_grad():
+        numbers = {name: torch.stack([part(one) for one in drawn], dim=1) for name, part in raw.items()}
     save_opponents(out, drawn, numbers)
     ledger.mark()
     bench.ledger.generated_tokens += ledger.generated_tokens
     write_json(out / "log" / "opponents.json", ledger.cost())
-    found, specs = tables(drawn[0].prompts, numbers), cfg.reward.scorers()
+    found, specs = tables(texts, numbers), cfg.reward.scorers()
     return {name: Against(part, compared(specs[name].kind), found[name]) for name, part in raw.items()}
 
 

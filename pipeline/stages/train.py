@@ -152,9 +152,11 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
     samples = None
     if inputs.values is not None and cfg.algorithm.needs_values:
-        samples = _samples(inputs.values, inputs.prompts, len(data.texts))
+        samples = ReferenceScores(*map(torch.tensor, read_scores(inputs.values).values()))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
-    pairs = _pairs(inputs.reward, data) if cfg.train.data == "pairs" else None
+    pairs = (
+        StoredPairs(read_responses(inputs.reward.path, data.token_ids["pad_id"])) if cfg.train.data == "pairs" else None
+    )
     trainer = Trainer(
         cfg,
         Networks(actor, reference),
@@ -173,16 +175,6 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
             leave(out, trainer.left(), ledger)
     trainer.ranks.end()
-
-
-def _samples(values: Artifact, prompts: Artifact, n: int) -> ReferenceScores:
-    """The scored samples of the `n` training prompts. Raises `Fault` for those of other prompts."""
-    grids = {name: torch.tensor(grid) for name, grid in read_scores(values, prompts, n).items()}
-    return ReferenceScores(grids["proxy"], grids["length"], grids["eos"])
-
-
-def _pairs(reward: Artifact, data: PromptSet) -> StoredPairs:
-    return StoredPairs(read_responses(reward.path, data.token_ids["pad_id"]))
 
 
 def _write_networks(cfg: TrialConfig, out: Path, actor: ActorCritic, sft: Artifact) -> None:

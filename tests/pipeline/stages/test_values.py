@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,13 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.data.prompt_set import PromptSet
-from pipeline.errors import Fault
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Completions
-from pipeline.rewards.scored_samples import SAMPLES, read_scores
+from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.run.store import Artifact
 from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 PROMPTS, DRAWS = 256, 4
@@ -101,9 +97,8 @@ def test_what_changes_the_samples_draws_them_again(smoke_layout: Layout, outcome
 
 
 def test_fewer_samples_are_the_first_of_more_and_batches_change_none(
-    smoke_layout: Layout, tmp_path: Path, table: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+    smoke_layout: Layout, tmp_path: Path, table: pd.DataFrame
 ) -> None:
-    monkeypatch.setattr(import_module("pipeline.stages.values"), "PROMPTS_AT_ONCE", 100)
     layout = Layout(tmp_path)
     for stage in ("prompts", "sft", "reward"):
         shutil.copytree(smoke_layout.store / stage, layout.store / stage)
@@ -126,16 +121,3 @@ def test_a_trial_is_charged_for_all_its_samples(outcome: TrialOutcome, table: pd
         assert outcome.cost[f"values_{key}"] == sampled[key]
     assert outcome.cost["peak_memory_gib"] == max(trained["peak_memory_gib"], sampled["peak_memory_gib"])
     assert {"generate_s", "score_s", "generate_tflop", "score_tflop"} <= sampled.keys()
-
-
-def test_samples_of_other_prompts_are_a_fault(outcome: TrialOutcome, table: pd.DataFrame, tmp_path: Path) -> None:
-    values, prompts = outcome.artifacts["values"], outcome.artifacts["prompts"]
-    assert read_scores(values, prompts, PROMPTS)["proxy"].shape == (PROMPTS, DRAWS)
-    with pytest.raises(Fault, match="its samples are of other prompts than those of"):
-        read_scores(values, replace(prompts, digest="another"), PROMPTS)
-    with pytest.raises(Fault, match="does not hold 4 samples of each of 255 prompts"):
-        read_scores(values, prompts, PROMPTS - 1)
-    table.sample(frac=1, random_state=0).to_parquet(tmp_path / SAMPLES, index=False)
-    turned: Artifact = replace(values, path=tmp_path)
-    with pytest.raises(Fault, match="in their order"):
-        read_scores(turned, prompts, PROMPTS)
