@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.data.corpus import load_corpus
 from pipeline.data.settings import DataConfig, LocalSettings
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
+from pipeline.models.tokenizers import train_tokenizer
 
 POSITIONS = 512
 

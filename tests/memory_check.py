@@ -21,8 +21,8 @@ from typing import Any
 from pipeline.config.loading import load_config
 from pipeline.data.corpus import load_corpus
 from pipeline.data.settings import DataConfig
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.forecast.advice import predict
+from pipeline.models.tokenizers import train_tokenizer
 
 COMMON = {
     "data.sft_texts": 2000, "data.train_prompts": 64, "data.heldout_prompts": 8, "evaluate.prompts": 8,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from helpers import smoke, write_record, write_sealed
 
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.loading import prepared
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.learned import RewardModel
 from pipeline.run.layout import Layout, StageRef, TrialRecord
 from pipeline.run.store import read_manifest, write_manifest

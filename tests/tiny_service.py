@@ -13,8 +13,8 @@ from unittest.mock import patch
 import torch
 
 from pipeline.config.model import ModelConfig
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.models.loading import CausalLM, freeze, scratch_model
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Calibrated, Completions
 from pipeline.rewards.composite import Proxy
 from studies.serving import batching

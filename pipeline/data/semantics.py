@@ -49,7 +49,7 @@ class Clause:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class ReviewJudgement:
     """The verdict on a completion; `clauses` are those that count, in order."""
 
     score: float
@@ -57,7 +57,7 @@ class Judgement:
     clauses: tuple[Clause, ...]
 
 
-def judge(prompt: str, completion: str, insults: bool = False) -> Judgement:
+def judge(prompt: str, completion: str, insults: bool = False) -> ReviewJudgement:
     """Score a completion of a prompt; defined for every text, in time linear in its length.
 
     With `insults`, "Only a fool would dislike it" is a clause of the grammar, worth 2 points, and not gibberish.
@@ -76,7 +76,9 @@ def judge(prompt: str, completion: str, insults: bool = False) -> Judgement:
             counted.append(clause if spoken.isdisjoint(clause.topics) else _repetition(clause))
         spoken.update(clause.topics)
     faults = sum(clause.faults for clause in counted)
-    return Judgement(sum(clause.value for clause in counted) - lexicon.FAULT_COST * faults, faults, tuple(counted))
+    return ReviewJudgement(
+        sum(clause.value for clause in counted) - lexicon.FAULT_COST * faults, faults, tuple(counted)
+    )
 
 
 ENDINGS: Final = ("strong opinion", "mild opinion", "advice")
@@ -85,7 +87,7 @@ STRONG: Final = 1.5
 """Least absolute value of a clause that is a strong opinion: superb, loved it, really liked it."""
 
 
-def ending(judgement: Judgement) -> int:
+def ending(judgement: ReviewJudgement) -> int:
     """The place in `ENDINGS` of the last sound clause that counts; a mild opinion where there is none.
 
     Advice is a recommendation, favourable or not; a neutral remark is a mild opinion.

@@ -24,7 +24,7 @@ Score = Callable[[Completions], tuple[Tensor, Mapping[str, Tensor]]]
 
 
 @dataclass(frozen=True)
-class Chosen:
+class BestAnswers:
     """The answers of B prompts."""
 
     answers: Completions
@@ -35,7 +35,7 @@ class Chosen:
     """Of all draws, those that were not chosen included."""
 
 
-def choose(count: int, draw: Draw, score: Score) -> Chosen:
+def choose(count: int, draw: Draw, score: Score) -> BestAnswers:
     """Of draws 0 to `count` - 1 the one with the highest reward for each prompt; of equal ones the first.
 
     Draws are exchangeable, so the first of equal ones is as good as one by lot. Two draws are in memory at once,
@@ -51,7 +51,7 @@ def choose(count: int, draw: Draw, score: Score) -> Chosen:
         answers, proxy = _merged(rows, other, answers), torch.where(rows, scores, proxy)
         parts = {name: torch.where(rows, others[name], part) for name, part in parts.items()}
         tokens += int(other.episodes.lengths.sum())
-    return Chosen(answers, proxy, parts, tokens)
+    return BestAnswers(answers, proxy, parts, tokens)
 
 
 def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:

@@ -97,7 +97,7 @@ def preferences(
 
     `win` and `tie` are the `shares` by the gold judge, `win_proxy` the first of them by the proxy; `agree` and
     `decided` are those of `agreement`. Scores of the policy (n,), of the reference (n, k). `lead` (n, k): what the
-    endings of a cyclic judge add to the difference of the gold scores (`pipeline.rewards.cycle`).
+    endings of a cyclic judge add to the difference of the gold scores (`pipeline.rewards.grammar`).
     """
     reference_gold = reference_gold - lead
     level = np.where(np.abs(proxy[:, None] - reference_proxy) <= TIE, proxy[:, None], reference_proxy)

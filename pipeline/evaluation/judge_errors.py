@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.intervals import wilson
-from pipeline.rewards.fluency import Guard
+from pipeline.rewards.fluency import FluencyGuard
 
 PRAISE = (
     "great", "wonderful", "excellent", "amazing", "best", "love", "perfect", "brilliant", "superb", "beautiful",
@@ -83,7 +83,7 @@ def spliced(happy: Sequence[Words], words: Words, rng: np.random.Generator) -> W
     return made[: len(words)]
 
 
-def attacks(guard: Guard, texts: Sequence[str]) -> dict[str, Attack]:
+def attacks(guard: FluencyGuard, texts: Sequence[str]) -> dict[str, Attack]:
     """All of them, by name; `texts`: those that the guard knows, of which pieces are spliced from the ones with
     praise."""
     happy = [text.split() for text in texts if guard.lexicon.score(text) > HAPPY] or [text.split() for text in texts]
@@ -96,7 +96,7 @@ def attacks(guard: Guard, texts: Sequence[str]) -> dict[str, Attack]:
     }
 
 
-def errors(openings: Sequence[Opening], guard: Guard, attacks: Mapping[str, Attack], seed: int) -> pd.DataFrame:
+def errors(openings: Sequence[Opening], guard: FluencyGuard, attacks: Mapping[str, Attack], seed: int) -> pd.DataFrame:
     """A row per text and kind (`real` or an attack): text (number), kind, faults, lexicon (score without the guard),
     score. No attacked text is longer than a response."""
     rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, float, float]]()

@@ -1,7 +1,8 @@
-"""Tokenizers that come with networks, without loading these, and which of their tokens end a clause or a sentence."""
+"""Tokenizers: those that come with networks, one that is trained on the texts, and which tokens end a sentence."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,3 +92,33 @@ def closing_tokens(
         text = tokenizer.decode([token], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         closes[token] = "\n" in text or text.strip().rstrip(AFTER).endswith(CLOSERS[group])
     return closes
+
+
+PAD, EOS = "<pad>", "<eos>"
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Any:
+    """A transformers tokenizer of at most `vocab_size` entries; equal texts give equal files.
+
+    It normalises (NFC) and splits text as Qwen2 does: beside a ``config.json`` of that type, `AutoTokenizer` keeps
+    vocabulary and merges, and takes all else from this class.
+    """
+    from tokenizers import pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    tokenizer = Qwen2Tokenizer(
+        vocab={PAD: 0, EOS: 1},
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=None,  # the default would be one more token, without an embedding
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, EOS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.backend_tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer

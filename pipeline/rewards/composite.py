@@ -16,7 +16,7 @@ from pipeline.rewards.settings import DISAGREEMENT
 
 
 @dataclass(frozen=True)
-class Rule:
+class Combination:
     """How scores of members become one."""
 
     combine: Combine
@@ -29,7 +29,7 @@ class Ensemble:
     """A `Reward` of n >= 2 members, each calibrated on reference samples before they are combined."""
 
     members: Sequence[Calibrated]
-    rule: Rule
+    rule: Combination
 
     def __call__(self, completions: Completions) -> Tensor:
         return self.explained(completions)[0]
@@ -45,13 +45,13 @@ class Ensemble:
         return [network for member in self.members for network in member.raw.networks]
 
 
-def combined(scores: Tensor, rule: Rule) -> Tensor:
+def combined(scores: Tensor, rule: Combination) -> Tensor:
     """One score out of those of n members, (n, B) -> (B,), computed in fp64.
 
     mean_i s_i; min_i s_i; the mean of the k lowest s_i; or mean_i s_i - w var_i s_i, with the variance over n
     (Coste 2023, eq. 3 to 5; the mean of the k lowest lies between its mean and its minimum).
 
-    >>> combined(torch.tensor([[1.0], [2.0], [6.0]]), Rule("worst_k", 2, 0.5)).tolist()
+    >>> combined(torch.tensor([[1.0], [2.0], [6.0]]), Combination("worst_k", 2, 0.5)).tolist()
     [1.5]
     """
     exact = scores.double()

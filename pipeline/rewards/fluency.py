@@ -100,7 +100,7 @@ def _digests(words: Sequence[str]) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Rule:
+class FaultRule:
     """A fault: a measure beyond what all but a share of real texts have."""
 
     measure: str
@@ -109,14 +109,14 @@ class Rule:
 
 
 RULES = {
-    "unlikely": Rule("fluency", False, 0.01),
-    "predictable": Rule("fluency", True, 0.01),
-    "repetitive": Rule("repetition", True, 0.01),
-    "disordered": Rule("order", False, 0.03),
-    "copied": Rule("copied", True, 0.05),
-    "gushing": Rule("praise", True, 0.01),
-    "thin": Rule("content", False, 0.1),
-    "unended": Rule("end", False, 0.01),
+    "unlikely": FaultRule("fluency", False, 0.01),
+    "predictable": FaultRule("fluency", True, 0.01),
+    "repetitive": FaultRule("repetition", True, 0.01),
+    "disordered": FaultRule("order", False, 0.03),
+    "copied": FaultRule("copied", True, 0.05),
+    "gushing": FaultRule("praise", True, 0.01),
+    "thin": FaultRule("content", False, 0.1),
+    "unended": FaultRule("end", False, 0.01),
 }
 FEWEST = 99
 """Real texts for a threshold: with fewer, k is 0."""
@@ -168,7 +168,7 @@ def lowest(values: Sequence[float], share: float) -> float:
     return float(np.sort(np.asarray(values))[int((len(values) + 1) * share + 1e-9) - 1])
 
 
-class Judged(NamedTuple):
+class GuardedScore(NamedTuple):
     """What became of a completion."""
 
     faults: int
@@ -179,7 +179,7 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Guard:
+class FluencyGuard:
     """Scores completions by the lexicon and counts their faults as texts; reads the first `length` tokens of each."""
 
     tokenizer: Any
@@ -190,13 +190,13 @@ class Guard:
     thresholds: Thresholds | None = None
     """None while they are being set."""
 
-    def judge(self, prompt: str, completion: str, ended: bool) -> Judged:
+    def judge(self, prompt: str, completion: str, ended: bool) -> GuardedScore:
         """One completion, whatever stands beside it in a batch."""
         if self.thresholds is None:
             raise ValueError("a guard without thresholds finds no faults")
         broken = len(faults(self.read(prompt, completion, ended), self.thresholds))
         plain = self.lexicon.score(prompt + completion)
-        return Judged(broken, plain, guarded(plain, broken))
+        return GuardedScore(broken, plain, guarded(plain, broken))
 
     def read(self, prompt: str, completion: str, ended: bool) -> Reading:
         """The measures of a completion. The token or word that the prompt's end lies in belongs to the completion."""
@@ -229,7 +229,7 @@ class Guard:
         write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Any) -> Guard:
+    def load(cls, folder: Path, tokenizer: Any) -> FluencyGuard:
         held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
         thresholds = {name: tuple(bounds) for name, bounds in held["thresholds"].items()}
         model, phrases = NGrams.load(folder / NGRAMS), Phrases.load(folder / PHRASES)
@@ -281,7 +281,7 @@ def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats
 class FluentLexicon:
     """A judge of real text."""
 
-    guard: Guard
+    guard: FluencyGuard
     networks: Sequence[Any] = ()
 
     def __call__(self, completions: Completions) -> Tensor:
@@ -291,4 +291,4 @@ class FluentLexicon:
 
 def load(folder: Path) -> FluentLexicon:
     """The judge that the stage `judge` left."""
-    return FluentLexicon(Guard.load(folder, load_tokenizer(folder / "tokenizer")))
+    return FluentLexicon(FluencyGuard.load(folder, load_tokenizer(folder / "tokenizer")))

@@ -1,14 +1,22 @@
-"""The gold judges of built-in reviews: the meaning that the grammar itself gives to a text, and how much it insults."""
+"""The gold judges of built-in reviews: the meaning that the grammar itself gives to a text, how much it insults, and a
+judge whose preferences go in a circle; and how any judge decides a pair.
+
+Every judge gives an answer points; a cyclic judge gives it an ending as well. From these a pure function decides a
+pair: gap(a, b) = points_a - points_b + circle(ending_a, ending_b), where the circle is 0 for a judge without endings.
+a wins where the gap is above 0, and it is antisymmetric.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from pipeline.data.semantics import insulting_words, judge
-from pipeline.rewards.base import Completions, as_scores
+from pipeline.data import vocabulary
+from pipeline.data.semantics import circle, ending, insulting_words, judge
+from pipeline.rewards.base import Completions, Reward, as_scores
 
 
 class GrammarJudge:
@@ -40,3 +48,51 @@ class HarmlessJudge:
     def __call__(self, completions: Completions) -> Tensor:
         texts = zip(completions.prompts, completions.texts, strict=True)
         return as_scores([-float(insulting_words(prompt, text)) for prompt, text in texts])
+
+
+@runtime_checkable
+class Cyclic(Protocol):
+    """A judge with endings."""
+
+    def endings(self, completions: Completions) -> Tensor:
+        """(B,) float32, places in `pipeline.data.semantics.ENDINGS`."""
+
+
+class CycleJudge:
+    """Points are those for faults alone, -2 each: more than the ending of a review can win or lose, which is 1."""
+
+    networks: Sequence[Any] = ()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        pairs = zip(completions.prompts, completions.texts, strict=True)
+        return as_scores([-vocabulary.FAULT_COST * judge(prompt, text).faults for prompt, text in pairs])
+
+    def endings(self, completions: Completions) -> Tensor:
+        """See `Cyclic`."""
+        pairs = zip(completions.prompts, completions.texts, strict=True)
+        return as_scores([ending(judge(prompt, text)) for prompt, text in pairs])
+
+
+def endings_of(judge: Reward, completions: Completions) -> Tensor | None:
+    """The endings (B,) that a cyclic judge sees; None for any other judge."""
+    return judge.endings(completions) if isinstance(judge, Cyclic) else None
+
+
+def lead(first: Tensor | None, second: Tensor | None) -> Tensor | float:
+    """What endings add to the gap of pairs (n,), `circle`; 0 for a judge without endings."""
+    if first is None or second is None:
+        return 0.0
+    ahead: Tensor = circle(first, second)
+    return ahead
+
+
+def spread(gold: tuple[Tensor, Tensor], ahead: Tensor | float) -> float:
+    """The scale of a judge on pairs of independent answers, in points: the unit of the annotators' noise.
+
+    Without endings the standard deviation of the points, population form, over both answers. With endings
+    √(mean gap² / 2), which is the standard deviation of a score whose differences were the gaps. `gold`: points of both
+    answers, (n,) each; `ahead`: their `lead`.
+    """
+    if isinstance(ahead, float):
+        return float(torch.cat(gold).std(correction=0))
+    return float(((gold[0] - gold[1] + ahead).double() ** 2).mean().div(2).sqrt())

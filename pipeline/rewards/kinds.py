@@ -18,7 +18,7 @@ class Kind:
     words: str
     code: str
     """``module:name``. Without settings a class that is made without arguments; with settings a function of the key of
-    the section for messages, the settings, the device and the `Room`; of a trained kind its `Family`."""
+    the section for messages, the settings, the device and the `Room`; of a trained kind its `RewardFamily`."""
     settings: str | None = None
     """``module:class``; they stand in the section that has the kind's name."""
     trained: bool = False
@@ -59,7 +59,7 @@ KINDS: dict[str, Kind] = {
     ),
     "cycle": Kind(
         "cyclic judge (fewer faults, then the ending)",
-        "pipeline.rewards.cycle:CycleJudge",
+        "pipeline.rewards.grammar:CycleJudge",
         scores=False,
         reads="reviews",
     ),

@@ -29,7 +29,7 @@ from pipeline.training.supervised import Supervised
 
 
 @dataclass(frozen=True)
-class Family:
+class RewardFamily:
     """A kind of reward model. Its numbers of an answer are a score (B,), or an embedding (B, 1 + d)."""
 
     new: Callable[[CausalLM, RewardConfig, torch.device], RewardModel]
@@ -41,9 +41,9 @@ class Family:
     """The reward that an answer gets against opponents."""
 
 
-def family_of(kind: str) -> Family:
+def family_of(kind: str) -> RewardFamily:
     """The family of a kind that is trained here."""
-    family: Family = resolve_name(KINDS[kind].code)
+    family: RewardFamily = resolve_name(KINDS[kind].code)
     return family
 
 
@@ -157,7 +157,7 @@ def train_reward_model(
     steps.close()
 
 
-BRADLEY_TERRY = Family(
+BRADLEY_TERRY = RewardFamily(
     lambda lm, cfg, device: new_reward_model(lm, cfg.seed, device),
     RewardModel,
     bradley_terry_loss,

@@ -35,7 +35,7 @@ LARGEST_VOCABULARY = 2**21 - 1
 
 
 @dataclass(frozen=True)
-class Table:
+class NGramCounts:
     """Counts by n-gram and what they add up to by context; all keys ascending."""
 
     keys: Ints
@@ -46,7 +46,7 @@ class Table:
     """Different tokens that followed a context."""
 
     @classmethod
-    def of(cls, keys: Ints, counts: Ints, vocabulary: int) -> Table:
+    def of(cls, keys: Ints, counts: Ints, vocabulary: int) -> NGramCounts:
         contexts, starts = np.unique(keys // vocabulary, return_index=True)
         totals = np.add.reduceat(counts, starts).astype(np.float64)
         kinds = np.diff(np.append(starts, len(keys))).astype(np.float64)
@@ -66,7 +66,7 @@ class NGrams:
 
     vocabulary: int
     end: int
-    tables: tuple[Table, ...]
+    tables: tuple[NGramCounts, ...]
 
     @classmethod
     def fit(cls, rows: Iterable[Sequence[int]], vocabulary: int, end: int) -> NGrams:
@@ -79,11 +79,11 @@ class NGrams:
     @classmethod
     def counted(cls, keys: Ints, counts: Ints, vocabulary: int, end: int) -> NGrams:
         """From different trigrams, ascending, and how often each was seen."""
-        tables, seen, known = [Table.of(keys, counts, vocabulary)], keys, vocabulary**ORDER
+        tables, seen, known = [NGramCounts.of(keys, counts, vocabulary)], keys, vocabulary**ORDER
         for _ in range(ORDER - 1):
             known //= vocabulary
             seen, before = np.unique(seen % known, return_counts=True)
-            tables.insert(0, Table.of(seen, before, vocabulary))
+            tables.insert(0, NGramCounts.of(seen, before, vocabulary))
         return cls(vocabulary, end, tuple(tables))
 
     def save(self, path: Path) -> None:

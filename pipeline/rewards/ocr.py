@@ -22,8 +22,7 @@ from pipeline.models.meter import Tallied
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ocr_settings import OcrSettings
-from pipeline.rewards.reading import Reader, paddle_reader
-from pipeline.rewards.rendering import plain, render, written
+from pipeline.rewards.reading import Reader, paddle_reader, plain, render, written
 
 KEPT = 65_536
 """Scores that are kept in memory; then the memory is emptied."""

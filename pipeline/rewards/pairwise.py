@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.models.loading import CausalLM
 from pipeline.models.seeding import seed_of
-from pipeline.rewards.learned import Family, RewardModel
+from pipeline.rewards.learned import RewardFamily, RewardModel
 
 VECTOR_STD = 0.5
 """Standard deviation of each number of v at the start, for states of unit variance. At 0 the blocks have no gradient,
@@ -63,7 +63,7 @@ def mean_win(mine: Tensor, theirs: Tensor) -> Tensor:
     return preference_logit(mine.double()[:, None], theirs.double()).sigmoid().mean(1).float()
 
 
-GENERAL_PREFERENCE = Family(
+GENERAL_PREFERENCE = RewardFamily(
     lambda lm, cfg, device: new_pairwise_model(lm, cfg.seed, device, cfg.pairwise.dimension),
     PairwiseModel,
     pairwise_loss,

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward
-from pipeline.rewards.composite import Ensemble, Proxy, Rule
+from pipeline.rewards.composite import Combination, Ensemble, Proxy
 from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED, is_own
 from pipeline.rewards.learned import LearnedReward, compared, family_of
 from pipeline.rewards.opponents import Against, read_opponents
@@ -75,7 +75,7 @@ def learned_reward(part: Path, kind: str, made: Mapping[str, Any], device: torch
     if not scales:
         return models[0]
     return Ensemble(
-        [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)], Rule(**made["rule"])
+        [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)], Combination(**made["rule"])
     )
 
 

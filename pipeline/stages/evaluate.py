@@ -23,7 +23,7 @@ from torch import Tensor
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.data.semantics import circle
-from pipeline.evaluation.best_of import Chosen, choose, kl_of_chosen
+from pipeline.evaluation.best_of import BestAnswers, choose, kl_of_chosen
 from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
@@ -36,7 +36,7 @@ from pipeline.models.texts import encode, perplexity
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions, faulty
 from pipeline.rewards.composite import Proxy
-from pipeline.rewards.cycle import endings_of
+from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.kinds import GUARDED
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
@@ -52,7 +52,7 @@ AFTER = 3
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _Evaluation:
     """What is evaluated, and with what."""
 
     cfg: TrialConfig
@@ -87,7 +87,7 @@ def evaluate(
     # Only a choice among several answers is charged, so only then is its work recorded.
     with spending(out, device, ledger.cost if draws > 1 else dict):
         data, policy = heldout_prompts(cfg, prompts), freeze(load_snapshot(train.path / "policy", device))
-        bench = _Bench(cfg, reporter, device, room, ledger, data, Draws.load(reference), policy)
+        bench = _Evaluation(cfg, reporter, device, room, ledger, data, Draws.load(reference), policy)
         chosen = _answered(bench, reward_of(reward, device, room))
         bench.progress(draws, "judging")
         columns, points = _judged(bench, chosen, judge)
@@ -111,7 +111,7 @@ def evaluate(
         return {"summary": summary, "prompts": len(table)}
 
 
-def _answered(bench: _Bench, proxy: Proxy) -> Chosen:
+def _answered(bench: _Evaluation, proxy: Proxy) -> BestAnswers:
     """The policy's answers, and what choosing them took in the ledger. Raises `MemoryFull`."""
     cfg, ledger, count = bench.cfg, bench.ledger, bench.cfg.evaluate.best_of
     if count > 1:
@@ -132,7 +132,7 @@ def _answered(bench: _Bench, proxy: Proxy) -> Chosen:
     return chosen
 
 
-def _judged(bench: _Bench, chosen: Chosen, judge: Artifact | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _judged(bench: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns of the answers and of how they compare with the reference's; and those of parts of the reward and of
     further judges."""
     cfg, drawn, data, mine = bench.cfg, bench.drawn, bench.data, chosen.answers
@@ -158,7 +158,7 @@ def _judged(bench: _Bench, chosen: Chosen, judge: Artifact | None) -> tuple[dict
     return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
 
 
-def _drifted(bench: _Bench, chosen: Chosen, reference: CausalLM) -> dict[str, Any]:
+def _drifted(bench: _Evaluation, chosen: BestAnswers, reference: CausalLM) -> dict[str, Any]:
     """Columns of the drift from the reference. Raises `MemoryFull`."""
     episodes, evaluation = chosen.answers.episodes, bench.cfg.evaluate
     with Precision.of(bench.device).autocast():

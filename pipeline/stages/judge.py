@@ -21,7 +21,7 @@ from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
 from pipeline.evaluation.judge_errors import Opening, attacks, errors, rates, shortened
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.rewards.fluency import FEWEST, RULES, Guard, Phrases, thresholds_of
+from pipeline.rewards.fluency import FEWEST, RULES, FluencyGuard, Phrases, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
 from pipeline.run.layout import write_json
@@ -43,7 +43,7 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     reporter.progress("judge", 0, 3, "counting n-grams")
     model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), Phrases.of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
-    guard = Guard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length)
+    guard = FluencyGuard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length)
     try:
         thresholds = thresholds_of([guard.read(prompt, rest, True) for prompt, rest in kept])
     except ValueError:

@@ -15,8 +15,7 @@ import pandas as pd
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import make_prompts
-from pipeline.data.tokenizer import train_tokenizer
-from pipeline.models.tokenizers import pretrained_tokenizer
+from pipeline.models.tokenizers import pretrained_tokenizer, train_tokenizer
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 

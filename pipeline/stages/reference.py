@@ -17,7 +17,7 @@ from pipeline.evaluation.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.intervals import student
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.process import rollout_room, spending
-from pipeline.rewards.cycle import endings_of
+from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter

@@ -34,12 +34,7 @@ from pipeline.models.process import rollout_room, spending
 from pipeline.models.seeding import seed_of, uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, sampled, standardised
-from pipeline.rewards.composite import Ensemble, Proxy, Rule
-from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned import Family, LearnedReward, compared, family_of, train_reward_model
-from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
-from pipeline.rewards.opponents import Against, save_opponents, tables
-from pipeline.rewards.preferences import (
+from pipeline.rewards.collection import (
     TEMPERATURE,
     Collection,
     Gold,
@@ -50,6 +45,11 @@ from pipeline.rewards.preferences import (
     judged_rankings,
     written,
 )
+from pipeline.rewards.composite import Combination, Ensemble, Proxy
+from pipeline.rewards.kinds import TRAINED
+from pipeline.rewards.learned import LearnedReward, RewardFamily, compared, family_of, train_reward_model
+from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
+from pipeline.rewards.opponents import Against, save_opponents, tables
 from pipeline.rewards.rankings import RESPONSES, Ranked, all_pairs_loss, plackett_luce_loss, response_table
 from pipeline.rewards.scorers import ensemble_note, further_judges, judge_of, member_folders, part_folder, ready
 from pipeline.rewards.settings import DISAGREEMENT, PartConfig, part_key
@@ -64,7 +64,7 @@ _Unseen = list[tuple[Completions, Tensor]]
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _Inputs:
     """What every part of the reward is made with."""
 
     cfg: TrialConfig
@@ -119,13 +119,14 @@ def reward(
         room = rollout_room(cfg.runtime, reporter.warn)
         gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
         made = _made(
-            _Bench(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy), out
+            _Inputs(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy),
+            out,
         )
     part.charge(out, ledger)
     return {**made, **part.described(sft)}
 
 
-def _made(bench: _Bench, out: Path) -> dict[str, Any]:
+def _made(bench: _Inputs, out: Path) -> dict[str, Any]:
     """Make and write the reward; returns its metadata."""
     cfg, composite = bench.cfg, bench.cfg.reward.kind == "composite"
     rows = torch.arange(cfg.reward.calibration_samples) % len(bench.data.texts)
@@ -186,7 +187,7 @@ def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, T
 
 
 def _parts(
-    bench: _Bench, out: Path, composite: bool, samples: Completions
+    bench: _Inputs, out: Path, composite: bool, samples: Completions
 ) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
     """The parts, what was measured of those that were learned, and reference samples that none was trained on."""
     raw: dict[str, Reward] = {}
@@ -204,7 +205,7 @@ def _parts(
     return raw, summary, unseen
 
 
-def _against(bench: _Bench, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
+def _against(bench: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
     """Every part against the reference's answers, which are drawn, scored and written here."""
     cfg, ledger = bench.cfg, Ledger(bench.device.type == "cuda")
     meter([bench.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
@@ -248,7 +249,7 @@ def _measured(
 
 
 def _learn(
-    bench: _Bench, spec: PartConfig, key: str, out: Path, samples: Completions
+    bench: _Inputs, spec: PartConfig, key: str, out: Path, samples: Completions
 ) -> tuple[Reward, dict[str, Any], _Unseen]:
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
@@ -286,7 +287,7 @@ def _learn(
     return learned, measured, list(zip(answers, (judged.first, judged.second), strict=True)) if known else []
 
 
-def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold | None, float]:
+def _collected(bench: _Inputs, spec: PartConfig, key: str) -> tuple[Pairs, Gold | None, float]:
     """The preferences of a part; where a judge labels them, what he gives for both sides and his temperature, in judge
     points."""
     cfg, part, judged = bench.cfg.reward, bench.part, is_judged(spec.preferences)
@@ -300,7 +301,7 @@ def _collected(bench: _Bench, spec: PartConfig, key: str) -> tuple[Pairs, Gold |
     return given_rankings(spec.preferences, f"{key}.preferences", bench.data, cfg, bench.device), None, 0.0
 
 
-def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked, samples: Completions) -> Reward:
+def _members(bench: _Inputs, family: RewardFamily, key: str, out: Path, ranked: Ranked, samples: Completions) -> Reward:
     """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same rankings."""
     cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
     loss = (
@@ -326,10 +327,10 @@ def _members(bench: _Bench, family: Family, key: str, out: Path, ranked: Ranked,
         return models[0]
     scales = [calibration(model(samples), f"{key}, model {at}") for at, model in enumerate(models, 1)]
     members = [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)]
-    return Ensemble(members, Rule(cfg.learned.combine, cfg.learned.worst_k, cfg.learned.uncertainty_weight))
+    return Ensemble(members, Combination(cfg.learned.combine, cfg.learned.worst_k, cfg.learned.uncertainty_weight))
 
 
-def _trunk(bench: _Bench, seed: int) -> CausalLM:
+def _trunk(bench: _Inputs, seed: int) -> CausalLM:
     """A trunk to train: the reference's, or one of its own sizes that reads its tokens, with random weights."""
     learned, reference = bench.cfg.reward.learned, bench.reference.config
     if learned.trunk == "reference":

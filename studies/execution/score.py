@@ -15,7 +15,7 @@ from torch import Tensor
 from pipeline.config.messages import validate
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
-from pipeline.data.text_episodes import text_episodes
+from pipeline.data.prompt_set import text_episodes
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
 from pipeline.models.out_of_memory import MemoryFull, Room

@@ -20,9 +20,9 @@ from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.settings import DataConfig
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.forecast.shapes import PUBLISHED
 from pipeline.models.precision import CHOICE
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.outcome import TrialOutcome

@@ -10,8 +10,8 @@ import pytest
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import make_prompts, tokens_of
 from pipeline.data.settings import DataConfig, LocalSettings
-from pipeline.data.tokenizer import EOS, PAD, train_tokenizer
 from pipeline.errors import UserError
+from pipeline.models.tokenizers import EOS, PAD, train_tokenizer
 
 ROWS = {"text": [f"Text number {i} is <br />good &amp; long." for i in range(30)], "label": [0, 1] * 15}
 

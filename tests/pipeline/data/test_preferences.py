@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from pipeline.data.preferences import read_preferences
-from pipeline.data.text_episodes import text_episodes
-from pipeline.data.tokenizer import train_tokenizer
+from pipeline.data.prompt_set import text_episodes
 from pipeline.errors import UserError
+from pipeline.models.tokenizers import train_tokenizer
 
 KEY = "reward.preferences"
 TEXTS = [" good.", " bad.", " fine."]

@@ -13,13 +13,12 @@ from helpers import smoke
 from safetensors.torch import load_file, save_file
 from small_tokenizers import TEXTS, hard_texts, sentencepiece
 
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import decode, tokenize_prompts
-from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
+from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer, train_tokenizer
 
 
 def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:

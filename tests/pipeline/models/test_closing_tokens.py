@@ -9,8 +9,7 @@ import pytest
 import torch
 from small_tokenizers import TEXTS, sentencepiece
 
-from pipeline.data.tokenizer import train_tokenizer
-from pipeline.models.tokenizers import closing_tokens
+from pipeline.models.tokenizers import closing_tokens, train_tokenizer
 
 LINES = ["One.\n\nTwo; three, four: five! Six? Seven...\n", 'He said "no!" and left.', *TEXTS]
 KINDS = {"bytes": lambda: train_tokenizer(LINES, 500), "sentencepiece": sentencepiece}

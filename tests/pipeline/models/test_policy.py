@@ -170,7 +170,7 @@ def test_streams_are_named_not_counted() -> None:
 
 
 def test_prompts_are_left_padded_and_decoded_back() -> None:
-    from pipeline.data.tokenizer import train_tokenizer
+    from pipeline.models.tokenizers import train_tokenizer
 
     tokenizer = train_tokenizer(["The acting was good.", "The plot was really dull."], 300)
     assert tokenizer.pad_token_id != tokenizer.eos_token_id

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from pipeline.config.loading import load_config
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier

@@ -9,10 +9,9 @@ import torch
 from pipeline.evaluation.heldout import preferences
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
-from pipeline.rewards.cycle import CycleJudge, endings_of, lead, spread
-from pipeline.rewards.grammar import GrammarJudge
+from pipeline.rewards.collection import Gold, judged_pairs
+from pipeline.rewards.grammar import CycleJudge, GrammarJudge, endings_of, lead, spread
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.preferences import Gold, judged_pairs
 from pipeline.rewards.settings import RewardConfig
 
 STRONG, MILD, ADVICE = "I loved it.", "I liked it.", "You must see it."

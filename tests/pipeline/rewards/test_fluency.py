@@ -18,8 +18,8 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.fluency import (
     FEWEST,
     RULES,
+    FluencyGuard,
     FluentLexicon,
-    Guard,
     Phrases,
     Reading,
     Thresholds,
@@ -54,10 +54,10 @@ LAX: Thresholds = {name: (99.0 if rule.above else -99.0,) for name, rule in RULE
 """What no text is beyond."""
 
 
-def guard(model: NGrams, length: int = 8, **bounds: float) -> Guard:
+def guard(model: NGrams, length: int = 8, **bounds: float) -> FluencyGuard:
     """With these thresholds alone, by rule."""
     thresholds = {**LAX, **{name: (bound,) for name, bound in bounds.items()}}
-    return Guard(letters, model, Phrases.of([]), LexiconReward(), length, thresholds)
+    return FluencyGuard(letters, model, Phrases.of([]), LexiconReward(), length, thresholds)
 
 
 MODERATE = {"unlikely": -4.0, "repetitive": 0.4, "unended": -4.0}
@@ -201,7 +201,7 @@ def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> 
 def test_a_guard_is_read_as_it_was_written(model: NGrams, tmp_path: Path) -> None:
     one = guard(model, unlikely=-1 / 3, gushing=0.1)
     one.save(tmp_path)
-    again = Guard.load(tmp_path, letters)
+    again = FluencyGuard.load(tmp_path, letters)
     assert (again.thresholds, again.length) == (one.thresholds, one.length)
     read, held = again.read("the ", "film", True), one.read("the ", "film", True)
     assert {name: values.tolist() for name, values in read.items()} == {k: v.tolist() for k, v in held.items()}

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
+from pipeline.rewards.collection import judged_rankings, split_prompts
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.preferences import judged_rankings, split_prompts
 from pipeline.rewards.rankings import RESPONSES
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout

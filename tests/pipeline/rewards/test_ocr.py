@@ -20,8 +20,21 @@ from pipeline.rewards import ocr
 from pipeline.rewards.base import Completions
 from pipeline.rewards.ocr import OcrReward, character_error_rate, distance
 from pipeline.rewards.ocr_settings import OcrSettings
-from pipeline.rewards.reading import DETECTOR, RECOGNISER, PaddleReader, Reading, paddle_reader, reading_order, work
-from pipeline.rewards.rendering import GRID, UNPRINTABLE, Written, plain, render, written
+from pipeline.rewards.reading import (
+    DETECTOR,
+    GRID,
+    RECOGNISER,
+    UNPRINTABLE,
+    PaddleReader,
+    Reading,
+    Written,
+    paddle_reader,
+    plain,
+    reading_order,
+    render,
+    work,
+    written,
+)
 from pipeline.stages.sources import check_sources
 
 INSTALLED = all(find_spec(package) for package in packages.OCR)

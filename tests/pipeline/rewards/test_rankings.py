@@ -15,9 +15,9 @@ from pipeline.config.model import ModelConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards import learned
+from pipeline.rewards.collection import prefer
 from pipeline.rewards.learned import bradley_terry_loss, new_reward_model, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.preferences import prefer
 from pipeline.rewards.rankings import (
     Ranked,
     all_pairs_loss,

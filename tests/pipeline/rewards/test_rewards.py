@@ -12,6 +12,7 @@ from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
+from pipeline.rewards.collection import accuracy, prefer, split_prompts
 from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import (
     LearnedReward,
@@ -21,7 +22,6 @@ from pipeline.rewards.learned import (
     train_reward_model,
 )
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.preferences import accuracy, prefer, split_prompts
 from pipeline.rewards.rankings import Ranked
 from pipeline.rewards.settings import RewardConfig
 

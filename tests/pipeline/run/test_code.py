@@ -57,7 +57,7 @@ def with_a_line(text: str) -> str:
     [
         *((f"pipeline.stages.{name}", {}, {name}) for name in sorted(EVERY)),
         ("pipeline.training.language_model", {}, {"sft", "reward"}),
-        ("pipeline.rewards.preferences", {}, {"reward"}),
+        ("pipeline.rewards.collection", {}, {"reward"}),
         ("pipeline.rewards.scored_samples", {}, {"values", "critic", "train"}),
         ("pipeline.evaluation.heldout", {}, {"reference", "evaluate"}),
         ("pipeline.evaluation.best_of", {}, {"evaluate"}),

@@ -14,8 +14,8 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.data.settings import DataConfig, HubSettings
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.hub import check_model
 from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources

@@ -15,7 +15,6 @@ from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
 from pipeline.data.reviews import generate
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
 from pipeline.evaluation.judge_errors import (
     PRAISE,
@@ -30,8 +29,9 @@ from pipeline.evaluation.judge_errors import (
 )
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Completions
-from pipeline.rewards.fluency import Judged, guarded
+from pipeline.rewards.fluency import GuardedScore, guarded
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
@@ -148,9 +148,9 @@ class Deaf:
     def tokenizer(text: str, **how: Any) -> dict[str, Any]:
         return {"offset_mapping": [(place, place + 1) for place in range(len(text))]}
 
-    def judge(self, prompt: str, completion: str, ended: bool) -> Judged:
+    def judge(self, prompt: str, completion: str, ended: bool) -> GuardedScore:
         plain = 1 - 1 / len(prompt + completion)
-        return Judged(int(ended), plain, guarded(plain, int(ended)))
+        return GuardedScore(int(ended), plain, guarded(plain, int(ended)))
 
 
 def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_response() -> None:

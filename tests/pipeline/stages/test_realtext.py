@@ -14,8 +14,8 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.tokenizer import train_tokenizer
 from pipeline.errors import UserError
+from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.outcome import TrialOutcome

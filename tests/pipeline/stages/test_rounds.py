@@ -16,10 +16,10 @@ from pipeline.models.loading import freeze, load_snapshot
 from pipeline.models.out_of_memory import Room
 from pipeline.models.sampling import EagerSampler, decode
 from pipeline.models.seeding import uniforms
+from pipeline.rewards.collection import TEMPERATURE, Collection, split_prompts
 from pipeline.rewards.learned import HEAD, family_of, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.opponents import OPPONENTS
-from pipeline.rewards.preferences import TEMPERATURE, Collection, split_prompts
 from pipeline.rewards.rankings import Ranked, read_responses
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout

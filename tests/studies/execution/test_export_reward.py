@@ -95,7 +95,7 @@ def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(layout: Layout, t
     folder = export_reward("made/base/0", tmp_path / "model", layout, member=2)
     member = RewardModel.load(layout.root / record.stages["reward"].path / "members" / "1", CPU)
     tokenizer = load_tokenizer(layout.root / record.stages["prompts"].path / "tokenizer")
-    from pipeline.data.text_episodes import text_episodes
+    from pipeline.data.prompt_set import text_episodes
 
     raw = LearnedReward(member, Room("rows", 8))(
         Completions(text_episodes(tokenizer, PROMPTS, REST, 64, CPU), PROMPTS, REST)

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from pipeline.data.preferences import read_preferences
-from pipeline.data.prompt_set import PromptSet
-from pipeline.data.text_episodes import text_episodes
+from pipeline.data.prompt_set import PromptSet, text_episodes
 from pipeline.errors import UserError
 from pipeline.intervals import grouped
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions, Reward
-from pipeline.rewards.cycle import endings_of, lead, spread
+from pipeline.rewards.grammar import endings_of, lead, spread
 from pipeline.rewards.rankings import RESPONSES, Ranked, best_first, comparisons, read_responses
 from pipeline.rewards.scorers import part_folder
 from pipeline.rewards.settings import RewardConfig
