@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from pipeline.run.metrics import METRICS
-from reports.figures.marks import Emphasis, background, emphasis, seed_counts
-from reports.figures.style import ALARM, DOUBLE, SINGLE, ArmStyle, Drawn, arm_styles, label_ends, legend, new_figure
+from reports.figures.marks import EITHER_END, telling
+from reports.figures.style import ALARM, DOUBLE, SINGLE, ArmStyle, Drawn, arm_styles, entries, entry, legend, new_figure
 from reports.findings.findings import Findings
 from reports.findings.trajectories import aligned
 from reports.records.load import StudyRecords
 from reports.statistics.series import Aligned
-from reports.text.words import listed
+from reports.text.say import say
 from studies.definition.falsifier import EXACT_KL, Falsifier
 
-DIRECT_LABELS = 8
 ORDERS_APART = 12.0
 PANELS = {
     "objective/scores": "proxy reward", "objective/gold": "gold reward", "objective/length": "response length",
@@ -39,7 +37,6 @@ KL_LABELS = {
     "objective/kl_k3_per_token": "KL to the reference, k3 [nats per token]",
 }
 """Estimators in the order of preference; the last two of imported records, which can lack lengths."""
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -90,16 +87,21 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
     shown = [(key, curves) for key in (*PANELS, *parts) if (curves := arm_curves(records, key))]
     if not shown:
         return None
-    styles, shining = arm_styles(records.study), emphasis(records, findings)
+    styles, drawn = arm_styles(records.study), telling(records, findings)
     columns = min(4, len(shown))
     rows = -(-len(shown) // columns)
     figure = new_figure(DOUBLE, 1.55 * rows + 0.4)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     for axes, (key, curves) in zip(grid.flat, shown, strict=False):
-        _draw_all(axes, curves, styles, shining, width=1.1)
+        for curve in curves:
+            if curve.arm in drawn:
+                _draw(axes, curve, styles[curve.arm], 1.1)
         _falsifiers(axes, records, key)
         axes.set_title(_title(key))
-        axes.set_ylabel(_unit(key, axes), fontsize=7)
+        unit = METRICS[key].unit.removesuffix(" samples").removeprefix("1")  # of a reward, std of reference
+        axes.set_ylabel(unit, fontsize=7)
+        axes.ticklabel_format(axis="y", scilimits=(-3, 4))
+        axes.yaxis.get_offset_text().set_fontsize(6.5)
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
         axes.tick_params(labelsize=6.5)
@@ -107,9 +109,8 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
         grid.flat[place].set_axis_off()
         grid.flat[place - columns].tick_params(labelbottom=True)
     figure.supxlabel("gradient steps", fontsize=8)
-    legend(figure, shining.handles(styles))
-    band = _band_sentence([curve for _, curves in shown for curve in curves])
-    caption = f"Training over gradient steps. {band}{shining.sentence}"
+    legend(figure, entries(styles, drawn, lines=True))
+    caption = _caption(records, "Training", [one for _, own in shown for one in own if one.arm in drawn])
     alt = f"Small multiples over gradient steps, one line per arm: {', '.join(_title(key) for key, _ in shown)}."
     data = pd.concat([curve.tidy(key) for key, curves in shown for curve in curves], ignore_index=True)
     return Drawn(figure, data, "Training curves", caption, alt, wide=True)
@@ -148,10 +149,12 @@ def _single(
     curves = arm_curves(records, key)
     if not curves:
         return None
-    styles, shining = arm_styles(records.study), emphasis(records, findings)
+    styles, drawn = arm_styles(records.study), telling(records, findings)
     figure = new_figure(SINGLE, 3.1)
     axes = figure.subplots()
-    _draw_all(axes, curves, styles, shining)
+    for curve in curves:
+        if curve.arm in drawn:
+            _draw(axes, curve, styles[curve.arm], 1.5)
     lasts = [abs(curve.last) for curve in curves]
     compressed = spread and max(lasts) > ORDERS_APART * max(min(lasts), 1e-9)
     if compressed:
@@ -162,30 +165,13 @@ def _single(
     axes.set_ylabel(label)
     axes.set_xlim(0, float(records.trials["planned_steps"].max()))
     claims = _falsifiers(axes, records, key)
-    if len(curves) <= DIRECT_LABELS:
-        ends = [(curve.last, curve.arm, styles[curve.arm].color) for curve in curves]
-        label_ends(axes, ends + [(one.threshold, f"{one.name} {one.op} {one.threshold:g}", ALARM) for one in claims])
-    else:
-        legend(figure, shining.handles(styles), below=True)
-    caption = f"{title} over gradient steps. {_band_sentence(curves)}{shining.sentence}"
-    if compressed:
-        caption += " The y-axis is linear up to 0.01 and logarithmic above."
-    for one in claims:
-        arms = [arm for arm in records.arms if one.applies_to(arm, records.study.baseline)]
-        of = f", for {listed(arms)} alone" if len(arms) < len(records.arms) else ""
-        caption += f" Shaded: where a record refutes the claim “{one.claim}” ({one.condition}{of})."
+    bounds = [entry(f"{one.name} {one.op} {one.threshold:g}", ALARM, (0, (2, 2)), lw=0.9) for one in claims]
+    legend(figure, [*entries(styles, [one.arm for one in curves if one.arm in drawn], lines=True), *bounds])
+    of = [(one, [arm for arm in records.arms if one.applies_to(arm, records.study.baseline)]) for one in claims]
+    caption = _caption(records, title, [one for one in curves if one.arm in drawn], compressed, of)
     at_end = ", ".join(f"{curve.arm} {curve.last:.3g}" for curve in curves)
     alt = f"Line chart of {label} over gradient steps, one line per arm; at the end: {at_end}."
     return Drawn(figure, pd.concat([curve.tidy(key) for curve in curves], ignore_index=True), title, caption, alt)
-
-
-def _draw_all(
-    axes: Axes, curves: Iterable[ArmCurve], styles: dict[str, ArmStyle], shining: Emphasis, width: float = 1.5
-) -> None:
-    background(axes, [(curve.mean["step"], curve.mean["mean"]) for curve in curves if curve.arm not in shining.arms])
-    for curve in curves:
-        if curve.arm in shining.arms:
-            _draw(axes, curve, styles[curve.arm], width)
 
 
 def _draw(axes: Axes, curve: ArmCurve, style: ArmStyle, width: float) -> None:
@@ -216,29 +202,20 @@ def _falsifiers(axes: Axes, records: StudyRecords, key: str) -> list[Falsifier]:
     return claims
 
 
-def _band_sentence(curves: Iterable[ArmCurve]) -> str:
-    counts = seed_counts({curve.arm: curve.seeds for curve in curves})
-    text = f"Line: mean over seeds; band: lowest to highest seed ({counts}), no interval."
-    if any(curve.tails for curve in curves):
-        text += " Thin lines: single seeds after another seed of the arm had ended."
+def _caption(
+    records: StudyRecords,
+    title: str,
+    curves: Sequence[ArmCurve],
+    compressed: bool = False,
+    claims: Sequence[tuple[Falsifier, list[str]]] = (),
+) -> str:
+    seeds, known = {curve.arm: curve.seeds for curve in curves}, len(records.arms)
     statuses = {status for curve in curves for _, _, status in curve.ends}
-    if "diverged" in statuses:
-        text += " ✕: a seed diverged."
-    if statuses - {"diverged"}:
-        text += " |: a seed ended early (budget or fault)."
-    return text
+    arms = (list(seeds.values()), list(seeds), known, EITHER_END)
+    tails = any(curve.tails for curve in curves)
+    return say("figures", "curves", title, *arms, statuses, tails, compressed, claims, known)
 
 
 def _title(key: str) -> str:
     other = "reward models apart" if key == DISAGREEMENT else f"part {key.removeprefix('reward/')}"
     return PANELS.get(key, other)
-
-
-def _unit(key: str, axes: Axes) -> str:
-    """Return the unit of a panel; powers of ten of the learning rate move into it."""
-    if key == "policy/lr":
-        exponent = math.floor(math.log10(max(axes.get_ylim()[1], 1e-300)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 10**exponent:g}"))
-        return "10" + str(exponent).translate(_SUPERSCRIPT)
-    unit = METRICS[key].unit
-    return {"std of reference samples": "std of reference", "1": ""}.get(unit, unit)

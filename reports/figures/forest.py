@@ -5,10 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
-from reports.figures.marks import INTERVAL_SENTENCE, estimate_frame, row, rows_axis, side, with_seeds
+from reports.figures.marks import estimate_frame, row, rows_axis, side, with_seeds
 from reports.figures.style import INK, MUTED, SINGLE, Drawn, arm_styles, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
+from reports.text.say import say
 from reports.text.words import interval, name, signed
 
 RATE = "eval/win_rate"
@@ -36,16 +37,7 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
     rows_axis(axes, [result.arm for result in arms])
     axes.set_xlim(0, 1)
     axes.set_xlabel("win rate against the reference [fraction]")
-    what = (
-        "Win rate of each arm against independent draws of the reference on held-out prompts, judged by the gold"
-        " judge; ties count half."
-        if records.study.imported is None
-        else "Win rate of each arm, as the other program published it."
-    )
-    caption = (
-        f"{what} Lines: 50 %, as good as the reference, and 70 %. Point: mean; small marks: seeds."
-        f" {INTERVAL_SENTENCE}. Right: mean [interval], seeds × prompts."
-    )
+    caption = say("figures", "win_rate", records.study.imported is not None)
     alt = "; ".join(f"{result.arm} {interval(result.estimates[RATE], RATE)}" for result in arms)
     title = "Win rate against the reference"
     return Drawn(figure, estimate_frame(arms, (RATE,)), title, caption, f"Forest plot of win rates: {alt}.")
@@ -80,11 +72,7 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
         axes.margins(x=0.08)
         axes.set_title(f"Δ {name(key)} [{METRICS[key].unit}]")
     by_prompt = any(estimate.prompts for estimate in estimates)
-    bars = f"{INTERVAL_SENTENCE}, paired by both" if by_prompt else "Bars: 95 %, Student over seeds"
-    caption = (
-        f"Difference of each arm to {records.baseline}, paired by seed{' and held-out prompt' * by_prompt}. "
-        f"Point: mean; small marks: seeds. {bars}. Right: mean [interval]."
-    )
+    caption = say("figures", "effects", records.baseline, by_prompt)
     shown = [effect for effect in findings.effects_on(objective) if effect.estimate]
     alt = "; ".join(f"{one.arm} {signed(one.estimate, objective)}" for one in shown if one.estimate)
     alt = f"Forest plots of differences to {records.study.baseline}: {alt}."

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from pipeline.run.metrics import METRICS
-from reports.figures.marks import seed_counts
 from reports.figures.style import DOUBLE, Drawn, new_figure
 from reports.findings.crossings import Crossing
 from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import Estimate
+from reports.text.say import say
 from reports.text.words import name, number, signed, span
 
 MOST = 6
@@ -44,15 +44,8 @@ def interactions(records: StudyRecords, findings: Findings) -> Drawn | None:
             data.append(_row(crossing, pair, arm, reached[pair], departures.get(pair)))
             seeds[arm] = len(findings.arm(arm).seeds)
             alt += [f"{arm} {number(estimate.value)}"] if (estimate := reached[pair]) else []
-    caption = (
-        f"Crossed knobs, everything else as in {records.baseline} (outlined). Left: {name(metric)} with its 95 %"
-        " interval. Right: the cell minus what the row's and the column's effects at the baseline add up to; at 0"
-        " neither knob changes what the other does. Mean [95 % interval of the hierarchical model], paired by"
-        f" {'seed' if once(records, metric) else 'seed and prompt'} ({seed_counts(seeds)}); not corrected for the"
-        " number of cells."
-    )
-    if len(findings.crossings) > len(shown):
-        caption += f" {len(shown)} of {len(findings.crossings)} crossed pairs are drawn."
+    single, counts = once(records, metric), (list(seeds.values()), list(seeds), len(shown), len(findings.crossings))
+    caption = say("figures", "interactions", metric, records.baseline, single, *counts)
     text = f"Heat maps of crossed knobs: {'; '.join(alt)}."
     return Drawn(figure, pd.DataFrame(data), "Interactions", caption, text, wide=True)
 

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.lines import Line2D
-from numpy.typing import ArrayLike
 
-from reports.figures.style import GRID, INK, MUTED, ArmStyle, entries, entry
+from reports.figures.style import GRID, INK, ArmStyle
 from reports.findings.findings import ArmResult, Findings
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import Estimate
-from reports.text.words import name
 
-INTERVAL_SENTENCE = "Bars: 95 %, hierarchical model over seeds and prompts"
 MOST = 12
 """Lines that can be told apart in one panel, and panels or rows in one figure."""
 EITHER_END = 4
@@ -98,48 +91,12 @@ def estimate_frame(arms: Iterable[ArmResult], keys: Iterable[str]) -> pd.DataFra
     )
 
 
-def seed_counts(counts: Mapping[str, int]) -> str:
-    """State how many seeds each arm has, once when they are equal."""
-    if len(set(counts.values())) == 1:
-        return f"n = {next(iter(counts.values()))} seeds per arm"
-    return "seeds: " + ", ".join(f"{arm} {n}" for arm, n in counts.items())
-
-
-@dataclass(frozen=True)
-class Emphasis:
-    """The arms that stand out where lines of all of them could not be told apart: the rest is a grey background."""
-
-    arms: tuple[str, ...]
-    """Drawn with colour, dashes and marker, in the order of the study."""
-    others: int
-    sentence: str
-    """For a caption; empty where all arms are drawn alike."""
-
-    def handles(self, styles: dict[str, ArmStyle]) -> list[Line2D]:
-        """Return the legend entries."""
-        rest = [entry(f"{self.others} other arms", MUTED, "-", lw=0.6, alpha=0.6)] if self.others else []
-        return entries(styles, self.arms, lines=True) + rest
-
-
-def emphasis(records: StudyRecords, findings: Findings) -> Emphasis:
+def telling(records: StudyRecords, findings: Findings) -> list[str]:
     """Choose all arms up to `MOST`; of more the baseline and those at either end of the objective."""
     metric, baseline = records.study.objective.metric, records.study.baseline
     if len(records.arms) <= MOST:
-        return Emphasis(tuple(records.arms), 0, "")
+        return records.arms
     values = {result.arm: result.estimates[metric].value for result in findings.arms if metric in result.estimates}
     ranked = sorted((arm for arm in values if arm != baseline), key=lambda arm: values[arm]) or records.arms
     ends = {baseline, *ranked[:EITHER_END], *ranked[-EITHER_END:]}
-    chosen = tuple(arm for arm in records.arms if arm in ends)
-    others = len(records.arms) - len(chosen)
-    sentence = (
-        f" Of many arms the baseline and the {EITHER_END} highest and {EITHER_END} lowest on {name(metric)} stand out;"
-        f" grey: means of the other {others}, which the CSV names."
-    )
-    return Emphasis(chosen, others, sentence)
-
-
-def background(axes: Axes, lines: Iterable[tuple[ArrayLike, ArrayLike]]) -> None:
-    """Draw thin grey lines behind those that stand out."""
-    points = [np.column_stack([np.asarray(part, dtype=np.float64) for part in line]) for line in lines]
-    axes.add_collection(LineCollection(points, colors=MUTED, linewidths=0.5, alpha=0.45, zorder=1))
-    axes.autoscale_view()
+    return [arm for arm in records.arms if arm in ends]

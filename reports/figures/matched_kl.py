@@ -6,13 +6,14 @@ import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
 from pipeline.run.metrics import METRICS
-from reports.figures.marks import MOST, pairs, point, row, rows_axis, seed_counts, side, with_seeds
+from reports.figures.marks import MOST, pairs, point, row, rows_axis, side, with_seeds
 from reports.figures.style import DOUBLE, INK, Drawn, arm_styles, entries, entry, legend, new_figure, square_root
-from reports.findings.best_of_n import choosing_arms
+from reports.findings.bound import choosing_arms
 from reports.findings.findings import Findings
 from reports.findings.matched_kl import ENDED_KL, KL, MatchedKL, only_ends, seed_lines
 from reports.records.load import StudyRecords
-from reports.text.words import listed, name, number, signed
+from reports.text.say import say
+from reports.text.words import name, number, signed
 
 TFLOP = "cost/tflop"
 _COLUMNS = ["part", "arm", "metric", "seed", "kl", "value", "low", "high", "seeds", "p", "p_holm", "outcome"]
@@ -63,22 +64,9 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
     right.set_xlabel(f"Δ {name(metric)} to {method}\n[{METRICS[metric].unit}]")
     right.set_title("at equal drift")
     legend(figure, [*entries(styles, shown), entry(f"{method}, seed by seed", INK, "-", lw=0.7)])
-    counts, chosen = {one.arm: one.difference.seeds for one in rows if one.difference}, choosing_arms(records)
-    caption = (
-        f"Left: {name(metric)} over KL, both at the end of training; small marks: seeds; lines: {method} on"
-        f" each seed, interpolated in √KL between the ends of {listed(list(rows[0].arms))}. Right: difference of each"
-        " seed of the other arms to the line of that seed at the same KL. Point: mean; small marks: seeds; bars: 95 %"
-        f" ({seed_counts(counts)})."
-    )
-    if any(one.arm in paid for one in rows):
-        caption += f" Cost: floating-point operations of a trial, as a multiple of {records.study.baseline}'s."
-    if several := [f"{arm} (n = {chosen[arm]})" for arm in shown if arm in chosen]:
-        caption += (
-            f" The answer of {listed(several)} is the best of n samples by the proxy: its KL is an upper bound, and the"
-            " sampling is no part of the cost."
-        )
-    if more := len({one.arm for one in compared}) - len(rows):
-        caption += f" The {len(rows)} arms that differ most are drawn; the table has {more} more."
+    several = [f"{arm} (n = {count})" for arm, count in choosing_arms(records).items() if arm in shown]
+    costs, more = any(one.arm in paid for one in rows), len({one.arm for one in compared}) - len(rows)
+    caption = say("figures", "matched_kl", metric, rows, records.study.baseline, costs, several, more)
     alt = f"{name(metric)} over KL at the end of training, and a forest plot of differences at equal KL: " + "; ".join(
         f"{one.arm} at {number(one.kl.value)} nats {signed(one.difference, metric)}" for one in rows if one.difference
     )

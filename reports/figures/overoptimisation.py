@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from reports.figures.marks import MOST, seed_counts
+from reports.figures.marks import EITHER_END, telling
 from reports.figures.style import (
     ALARM,
     DOUBLE,
@@ -26,8 +25,9 @@ from reports.figures.style import (
 from reports.findings.findings import Findings
 from reports.findings.trajectories import ArmAlarm, kl_source
 from reports.records.load import StudyRecords
-from reports.statistics.drift import DriftPath, mean_path
-from reports.text.words import counted, listed, number
+from reports.statistics.series import DriftPath, mean_path
+from reports.text.say import say
+from reports.text.words import number
 
 GOLD, PROXY = "objective/gold", "objective/scores"
 _PROXY_DASHES, _ALARM_DASHES = (0, (3, 1.5)), (0, (2, 1.5))
@@ -42,9 +42,9 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
             known[arm][seed] = path
     known = {arm: paths for arm, paths in known.items() if paths}
     judged = records.reference_gold()
-    if not known or judged is None:
+    arms = [arm for arm in telling(records, findings) if arm in known]
+    if not arms or judged is None:
         return None
-    arms = panels(list(known), alarms, records.study.baseline)
     centre, spread = judged[0], judged[1] or 1.0
     styles = arm_styles(records.study)
     columns = 1 if len(arms) == 1 else 2 if len(arms) <= 6 else 3
@@ -66,31 +66,13 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     figure.supylabel("reward [std of reference samples]", fontsize=8)
     looks = (("proxy (trained on)", INK, _PROXY_DASHES), ("gold (judge)", INK, "-"), ("alarm", ALARM, _ALARM_DASHES))
     legend(figure, [entry(*look) for look in looks])
-    raised = _in_words([alarms[arm] for arm in known if arm in alarms])
-    caption = (
-        "Proxy (dashed) and gold reward (solid) along each arm's training, over the KL at each step; thick: mean over"
-        f" seeds at equal steps; thin: single seeds ({seed_counts({arm: len(known[arm]) for arm in arms})})."
-        f" Running means over a tenth of the updates ({kl_source(records)}); lines turn back where the KL falls."
-        " Policies during training are not finished, so this figure does not compare arms. Gold is"
-        f" standardised by the reference's mean {number(centre)} and standard deviation {number(spread)} judge points,"
-        " as the proxy is by construction. Where the lines part, the proxy is being over-optimised. Alarm: the KL at"
-        " which gold turned down beyond noise while the proxy still rose, mean over seeds with its 95 % interval:"
-        f" {raised}. The x-axes differ."
+    told = [alarms[arm] for arm in known if arm in alarms]
+    numbers = [len(known[arm]) for arm in arms]
+    caption = say(
+        "figures", "overoptimisation", numbers, arms, kl_source(records), centre, spread, told, len(known), EITHER_END
     )
-    if len(arms) < len(known):
-        caption += f" {len(arms)} of {len(known)} arms are drawn, those with an alarm and the baseline first."
-    alt = (
-        "One panel per arm: proxy reward and gold reward against the KL to the reference. Alarm of over-optimisation:"
-        f" {raised}."
-    )
+    alt = f"Proxy and gold reward against the KL, a panel per arm. Over-optimisation: {say('figures', 'raised', told)}."
     return Drawn(figure, pd.concat(data, ignore_index=True), "Proxy against gold", caption, alt, wide=columns == 3)
-
-
-def panels(arms: Sequence[str], alarms: Mapping[str, ArmAlarm], baseline: str) -> list[str]:
-    """Choose at most `MOST` arms in the order of the study: those with an alarm and the baseline before others."""
-    ranked = sorted(arms, key=lambda arm: (arm not in alarms or alarms[arm].kl is None, arm != baseline))
-    chosen = set(ranked[:MOST])
-    return [arm for arm in arms if arm in chosen]
 
 
 def _lines(
@@ -124,17 +106,3 @@ def _alarm(axes: Axes, alarm: ArmAlarm) -> None:
         f"{number(kl.value)} nats", xy=(kl.value, 0.02), xycoords=("data", "axes fraction"), xytext=(3, 0),
         textcoords="offset points", fontsize=7, color=ALARM, va="bottom", ha="left",
     )  # fmt: skip
-
-
-def _in_words(alarms: Sequence[ArmAlarm]) -> str:
-    parts = []
-    for one in alarms:
-        if one.kl is not None:
-            steps = sorted(round(alarm.step) for alarm in one.alarms.values())
-            when = f"step {steps[0]:,}" if len(set(steps)) == 1 else f"steps {steps[0]:,} to {steps[-1]:,}"
-            trials = f"{len(one.alarms)} of {counted(one.trials, 'trial')}"
-            parts.append(f"{one.arm} at {number(one.kl.value)} nats ({when}) in {trials}")
-    if quiet := [one for one in alarms if one.kl is None]:
-        arms = listed([one.arm for one in quiet]) if len(quiet) <= 4 else counted(len(quiet), "other arm")
-        parts.append(f"none in the {counted(sum(one.trials for one in quiet), 'trial')} of {arms}")
-    return "; ".join(parts) or "not looked for"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from reports.figures.marks import INTERVAL_SENTENCE, point, seed_counts, with_seeds
+from reports.figures.marks import point, with_seeds
 from reports.figures.style import DOUBLE, Drawn, arm_styles, entries, legend, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
-from reports.text.words import listed, name, number
+from reports.text.say import say
+from reports.text.words import name, number
 
 METRIC = "eval/win_rate"
 COSTS = {
@@ -47,14 +48,7 @@ def price(records: StudyRecords, findings: Findings) -> Drawn | None:
         axes.set_xlabel(f"{label}, logarithmic scale")
     panels[0].set_ylabel(f"{name(METRIC)} [fraction]")
     legend(figure, entries(styles, [result.arm for result in arms]))
-    caption = (
-        "Win rate over cost, the mean over trials; arms are moved apart by 1.5 % of their cost. Large points: the arm;"
-        f" small points: its seeds. {INTERVAL_SENTENCE}"
-        f" ({seed_counts({result.arm: result.estimates[METRIC].seeds for result in arms})}). Tokens and arithmetic"
-        " include the samples of the reference that an arm needs before training."
-    )
-    if free := [result.arm for result in judged if result.arm not in paid]:
-        caption += f" Without a point, since no cost of training is known: {listed(free)}."
+    caption = say("figures", "price", arms, [result.arm for result in judged if result.arm not in paid])
     alt = "; ".join(
         f"{result.arm} {number(result.estimates[METRIC].value)} at"
         f" {costs[result.arm]['cost/generated_tokens'] / 1e6:.2f} million tokens and"

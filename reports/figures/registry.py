@@ -7,9 +7,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from reports.figures.style import provenance
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
-from reports.records.provenance import provenance
 
 if TYPE_CHECKING:
     from reports.figures.style import Drawn

@@ -20,7 +20,6 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from fontTools import subset
-from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -30,7 +29,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.ticker import StrMethodFormatter
 
-from reports.records.provenance import Provenance
+from reports.records.load import MISSING, STALE, StudyRecords
 from studies.definition.schema import Study
 
 INK, MUTED, GRID, ALARM, BLUE = "#1c2127", "#6b7280", "#e6e8eb", "#b42318", "#0173b2"
@@ -47,8 +46,8 @@ _MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "h")
 _GLYPH_TABLES = {"glyf", "head", "hhea", "hmtx", "loca", "maxp", "cvt ", "fpgm", "prep"}
 """Tables of a TrueType font that a PDF uses (ISO 32000-1, 9.9)."""
 _FALLBACK_FONTS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
-_LEGEND_ROW, _LABELS = 0.17, 0.5
-"""Height in inches of a row of a legend, and of an x-axis with its labels."""
+_LEGEND_ROW = 0.17
+"""Height in inches of a row of a legend."""
 
 
 @dataclass(frozen=True)
@@ -137,43 +136,27 @@ def legend(figure: Figure, handles: Sequence[Line2D], *, below: bool = False, co
     figure.legend(handles=handles, loc="outside lower left" if below else "outside upper left", ncols=columns)
 
 
-def label_ends(axes: Axes, ends: Iterable[tuple[float, str, str]]) -> None:
-    """Name lines at their right end: ``(y in data, text, colour)``, moved apart where they would overlap."""
-    to_axes = axes.transScale + axes.transLimits
-    wanted = sorted((min(max(float(to_axes.transform((1, y))[1]), 0.0), 1.0), text, color) for y, text, color in ends)
-    height = 9.5 / 72 / (axes.figure.get_figheight() - _LABELS)  # type: ignore[union-attr]
-    places = _spread([y for y, _, _ in wanted], height, 0.0, 1.0)
-    for (target, text, color), y in zip(wanted, places, strict=True):
-        axes.annotate(
-            text, xy=(1.005, target), xytext=(1.045, y), xycoords="axes fraction", textcoords="axes fraction",
-            va="center", ha="left", color=legible(color), fontsize=7.5, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "lw": 0.6, "shrinkA": 1, "shrinkB": 0},
-        )  # fmt: skip
+@dataclass(frozen=True)
+class Provenance:
+    """The origin of a figure."""
+
+    subject: str
+    """Study, profile and digest of the design's configurations."""
+    commit: str
+    runs: tuple[str, ...]
+    """Arm, seed and the key of the run's artifact in the store, in words."""
 
 
-def legible(color: str, least: float = 4.5) -> str:
-    """Return the same hue, darkened until text in it has this contrast to white (WCAG 2.1, 1.4.3)."""
-    parts = np.array(mpl.colors.to_rgb(color))
-    while 1.05 / (_luminance(parts) + 0.05) < least:
-        parts = parts * 0.95
-    return str(mpl.colors.to_hex(tuple(parts)))
-
-
-def _luminance(parts: np.ndarray) -> float:
-    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
-def _spread(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Return positions at least `gap` apart, near the wanted ones (ascending), within [low, high] if they fit."""
-    places: list[float] = []
-    for y in wanted:
-        places.append(max(y, places[-1] + gap if places else low))
-    ceiling = high
-    for i in reversed(range(len(places))):
-        places[i] = min(places[i], ceiling)
-        ceiling = places[i] - gap
-    return places
+def provenance(records: StudyRecords) -> Provenance:
+    """Return the design, the code, and every run that counted."""
+    ran = records.trials[~records.trials["status"].isin([MISSING, STALE])]
+    used = [records.records[str(arm), int(seed)] for arm, seed in zip(ran["arm"], ran["seed"], strict=True)]
+    commits = dict.fromkeys(record.environment.get("git_commit", "") for record in used)
+    return Provenance(
+        subject=f"study {records.study.name}, profile {records.profile}, design {records.digest}",
+        commit=", ".join(filter(None, commits)) or "unknown",
+        runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['train'].key}" for r in used if "train" in r.stages),
+    )
 
 
 def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from reports.figures.marks import INTERVAL_SENTENCE, estimate_frame, pairs, point, seed_counts
+from reports.figures.marks import estimate_frame, pairs, point
 from reports.figures.style import MUTED, SINGLE, Drawn, arm_styles, entries, legend, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
+from reports.text.say import say
 from reports.text.words import name, number
 
 Y = "eval/gold"
@@ -30,11 +31,7 @@ def tradeoff(records: StudyRecords, findings: Findings) -> Drawn | None:
         axes.set_xlabel(f"{name(key)} [points of that judge]")
         axes.set_ylabel("gold reward [judge points]")
     legend(figure, entries(styles, [result.arm for result in arms]))
-    caption = (
-        "Gold reward over the score of a further judge, neither of which was trained on. Up and to the right is better"
-        " by both. Large points: the arm; small points: its seeds; open grey circle: the reference."
-        f" {INTERVAL_SENTENCE} ({seed_counts({result.arm: result.estimates[Y].seeds for result in arms})})."
-    )
+    caption = say("figures", "tradeoff", arms)
     alt = "; ".join(
         f"{result.arm} {number(result.estimates[Y].value)} at {name(keys[0])} {number(result.estimates[keys[0]].value)}"
         for result in arms

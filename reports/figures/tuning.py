@@ -11,7 +11,8 @@ from reports.figures.style import BLUE, INK, MUTED, SINGLE, Drawn, entry, legend
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
-from reports.text.words import counted, name, number
+from reports.text.say import say
+from reports.text.words import name, number
 from studies.definition.search import Tried, objectives
 
 DRIFT = "eval/kl_per_sequence"
@@ -60,13 +61,7 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
         | {"confirmed_as": arms.get(t.number), x: t.values[x], y: t.values[y], **t.overrides}
         for t in drawn
     ]
-    caption = (
-        f"Trials of the search (n = {len(drawn)}, one seed each, no interval): the best of many noisy trials looks"
-        " better than it is, so these are not results. The configurations confirmed on fresh seeds are in the tables of"
-        " arms and effects."
-    )
-    if left := len(search.trials) - len(drawn):
-        caption += f" {counted(left, 'trial')} without both metrics (pruned, diverged or failed) not drawn."
+    caption = say("figures", "pareto", len(drawn), len(search.trials) - len(drawn))
     places = "; ".join(f"{number(a)} and {number(b, y)}" for a, b in front) or "no trial"
     alt = f"Scatter of {len(drawn)} trials by {name(x)} and {name(y)}; the front runs through {places}."
     return Drawn(figure, pd.DataFrame(rows), "Trials of the search", caption, alt)

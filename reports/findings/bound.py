@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipeline.errors import Gone
 from pipeline.run.store import file_in
 from reports.records.load import StudyRecords
+from studies.definition.design import Cell
 
 Array = NDArray[np.float64]
 LEAST_EFFECTIVE = 30.0
@@ -99,15 +100,6 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
     return np.maximum(kl, 0.0), rate
 
 
-def best_of_kl(n: int) -> float:
-    """Return the KL of the best of n samples to their distribution, at most: log n - (n - 1) / n, nats per sequence.
-
-    >>> best_of_kl(1), round(best_of_kl(4), 3)
-    (0.0, 0.636)
-    """
-    return float(np.log(n) - (n - 1) / n)
-
-
 def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | None:
     """Return the judge's scores of the reference's samples on training prompts, judge points, and the prompt of each,
     (N,); from the reward stage that most trials share. None where its tables are no longer in the store."""
@@ -115,11 +107,11 @@ def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | 
     if not stages:
         return None
     where = str(max(stages, key=lambda entry: int(entry["trials"]))["path"])
-    samples = table_of(records, where, "reference_samples.parquet")
+    samples = _table(records, where, "reference_samples.parquet")
     if samples is None:
         return None
     parts = [samples[["prompt", "gold"]]]
-    if (pairs := table_of(records, where, "pairs.parquet")) is not None:
+    if (pairs := _table(records, where, "pairs.parquet")) is not None:
         if "source" in samples.columns:
             pairs = pairs[~pairs["heldout"].astype(bool)]  # the held-out pairs are among the samples
         parts += [pairs[["prompt", key]].set_axis(["prompt", "gold"], axis=1) for key in ("gold_first", "gold_second")]
@@ -128,10 +120,23 @@ def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | 
     return whole["gold"].to_numpy(dtype=np.float64)[known], pd.factorize(whole["prompt"])[0][known]
 
 
-def table_of(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
+def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
     """A table of a shared stage, None where there is none in the store."""
     try:
         frame: pd.DataFrame = pq.read_table(file_in(records.folder, where, name)).to_pandas()
     except Gone:
         return None
     return frame
+
+
+def choosing_arms(records: StudyRecords) -> dict[str, int]:
+    """Arms that answer with the best of several samples by the proxy, and of how many: their KL is an upper bound."""
+    counts = {cell.arm: cell.config.evaluate.best_of for cell in records.plan if isinstance(cell, Cell)}
+    return {arm: count for arm, count in counts.items() if count > 1}
+
+
+def arms_with_another_reference(records: StudyRecords) -> list[str]:
+    """Arms whose reference is rounded to another number of bits than the baseline's."""
+    bits = {cell.arm: cell.config.adapter.quantize for cell in records.plan if isinstance(cell, Cell)}
+    own = bits.get(records.study.baseline)
+    return [arm for arm, how in bits.items() if own is not None and how != own]

@@ -11,11 +11,9 @@ from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
 from reports.findings.pairs import Shared, maximized, parts, possible, shared, smallest_of
 from reports.findings.pairs import once as once
-from reports.findings.peaks import ArmPeak, gold_peaks
 from reports.findings.proxy import excess
 from reports.findings.recommendation import Recommendation, recommend
-from reports.findings.symptoms import healths
-from reports.findings.trajectories import ArmAlarm, Paths
+from reports.findings.trajectories import ArmAlarm, ArmPeak, Paths, gold_peaks, healths
 from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult, load_search
 from reports.statistics import power, two_level
@@ -61,6 +59,11 @@ class ArmResult:
     """Seeds that the design gives."""
     excess: Estimate | None
     """Win rate by the proxy minus that by the judge, paired (`reports.findings.proxy`)."""
+
+    @property
+    def flags(self) -> str:
+        """Trials that did not run to their end, such as ``1 diverged``."""
+        return ", ".join(f"{n} {status}" for status, n in self.counts.items() if status != "complete")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 
 from reports.findings.pairs import maximized, per_prompt
 from reports.records.load import StudyRecords
@@ -90,6 +89,28 @@ class SeedCurve:
         return self.arms[above - 1], self.arms[above]
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Where trials ended: on the prompts that all of them answered, or P = 1 of what exists once per trial."""
+
+    trials: dict[tuple[str, int], tuple[Array, Array]]
+    """(arm, seed) -> KL and metric, (P,) each."""
+    reference: dict[int, Array]
+    """Seed -> metric of the reference, (P,); empty where it is not known."""
+
+    def seeds(self, arm: str) -> list[int]:
+        return [seed for name, seed in self.trials if name == arm]
+
+    def curve(self, arms: Sequence[str], seed: int) -> SeedCurve | None:
+        """The curve through those of these arms that have this seed; None without any."""
+        found = [(arm, *self.trials[arm, seed]) for arm in arms if (arm, seed) in self.trials]
+        if not found:
+            return None
+        found.sort(key=lambda end: float(end[1].mean()))
+        kl, values = (np.stack([end[part] for end in found]) for part in (1, 2))
+        return SeedCurve(tuple(end[0] for end in found), kl, values, self.reference.get(seed))
+
+
 def base_method(records: StudyRecords) -> tuple[str, tuple[str, ...]]:
     """The name of the baseline's method and its arms: as declared, else those that differ from the baseline in a fixed
     beta alone."""
@@ -119,28 +140,63 @@ def metrics(records: StudyRecords) -> list[str]:
 
 def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
     """Every evaluated arm of another method, by metric; empty where the study has no other method."""
-    name, own = base_method(records)
+    method, own = base_method(records)
     others = [arm for arm in records.arms if arm not in own and records.evaluated(arm)]
+    if not others:
+        return ()
     arms, collapsed = _arms(records)
     result: list[MatchedKL] = []
     for metric in metrics(records):
-        rows = [row for arm in others if (row := _matched(records, metric, arm, name, arms, collapsed)) is not None]
-        result += _corrected(rows, maximized(records, metric))
+        found = ends(records, metric, [*arms, *others])
+        rows = [_matched(records, found, metric, arm, arms) for arm in others if found.seeds(arm)]
+        rows = [replace(row, method=method, collapsed=collapsed) for row in rows]
+        tested = two_level.verdicts([row.difference for row in rows], [None] * len(rows), maximized(records, metric))
+        result += [
+            replace(row, p=one.p, p_holm=one.p_holm, outcome=one.outcome) for row, one in zip(rows, tested, strict=True)
+        ]
     return tuple(result)
+
+
+def ends(records: StudyRecords, metric: str, arms: Sequence[str]) -> Ends:
+    """Return the ends of the evaluated trials of these arms that have a KL and the metric."""
+    keys = (ENDED_KL if only_ends(records) else KL, metric)
+    found = [per_prompt(records, key) for key in keys]
+    if None in found:
+        known = {arm: [records.recorded(arm, key) for key in keys] for arm in arms}
+        trials = [(arm, seed) for arm in arms for seed in records.evaluated(arm) if all(seed in v for v in known[arm])]
+        once = {(arm, seed): tuple(np.array([v[seed]]) for v in known[arm]) for arm, seed in trials}
+        rates = metric == _WIN_RATE and not only_ends(records)
+        return Ends(once, {seed: np.full(1, _REFERENCE_WIN_RATE) for _, seed in trials} if rates else {})  # type: ignore[arg-type]
+    shown = _REFERENCE.get(metric)
+    shown = shown if shown and records.by_prompt(metric, [shown]) else None
+    columns = [column for pair in found for column in pair or () if column]
+    needed = [*columns, shown] if shown else columns
+    trials = [(arm, seed) for arm in arms for seed in records.answered(arm, needed)]
+    prompts = records.shared_prompts(trials, needed)
+    if not len(prompts):
+        return Ends({}, {})
+
+    def of(arm: str, seed: int, top: str, bottom: str | None) -> Array:
+        parts = [records.answers(arm, part, [seed], prompts) if part else None for part in (top, bottom)]
+        return np.asarray(two_level.linear(*parts)[0])  # type: ignore[arg-type]
+
+    values = {(arm, seed): tuple(of(arm, seed, *pair) for pair in found if pair) for arm, seed in trials}
+    reference = {seed: records.answers(arm, shown, [seed], prompts)[0] for arm, seed in trials} if shown else {}
+    if metric == _WIN_RATE:
+        reference = {seed: np.full(len(prompts), _REFERENCE_WIN_RATE) for _, seed in trials}
+    return Ends(values, reference)  # type: ignore[arg-type]
 
 
 def seed_lines(records: StudyRecords, metric: str) -> dict[int, tuple[Array, Array]]:
     """Seed -> KL and value, (`PLACES`,) each, of the curve that an arm is compared with on this seed; NaN where arms
     are too far apart."""
     arms, _ = _arms(records)
-    seeds = {arm: _seeds(records, metric, arm) for arm in arms}
-    prompts = _prompts(records, metric, [(arm, seed) for arm in arms for seed in seeds[arm]])
-    lines = {}
+    found, lines = ends(records, metric, arms), {}
     for seed in records.seeds:
-        curve = _curve(records, metric, [arm for arm in arms if seed in seeds[arm]], seed, prompts)
-        xs, ys = curve.kl.mean(1), curve.values.mean(1)
-        if len(xs) < 2:
+        curve = found.curve(arms, seed)
+        if curve is None or len(curve.arms) < 2:
             continue
+        xs, ys = curve.kl.mean(1), curve.values.mean(1)
         places = np.linspace(np.sqrt(xs[0]), np.sqrt(xs[-1]), PLACES) ** 2
         places[[0, -1]] = xs[[0, -1]]
         if curve.reference is not None:
@@ -150,44 +206,35 @@ def seed_lines(records: StudyRecords, metric: str) -> dict[int, tuple[Array, Arr
     return lines
 
 
-def _matched(
-    records: StudyRecords, metric: str, arm: str, method: str, arms: tuple[str, ...], collapsed: tuple[str, ...]
-) -> MatchedKL | None:
-    seeds = {name: _seeds(records, metric, name) for name in (arm, *arms)}
-    prompts = _prompts(records, metric, [(name, seed) for name in seeds for seed in seeds[arm] if seed in seeds[name]])
-    mine = [_end(records, metric, arm, seed, prompts) for seed in seeds[arm]]
-    if not mine or not mine[0][0].size:
-        return None
+def _matched(records: StudyRecords, found: Ends, metric: str, arm: str, arms: tuple[str, ...]) -> MatchedKL:
     planned = records.seeds
-    row = MatchedKL(metric, arm, method, _estimate([kl for kl, _ in mine]), len(planned), arms, collapsed, "few arms")
+    mine = {seed: found.trials[arm, seed] for seed in found.seeds(arm)}
+    row = MatchedKL(metric, arm, "", _estimate([kl for kl, _ in mine.values()]), len(planned), arms, (), "few arms")
     if len(arms) < 2:
         return row
-    left: dict[int, Left] = {seed: "not evaluated" for seed in planned if seed not in seeds[arm]}
+    left: dict[int, Left] = {seed: "not evaluated" for seed in planned if seed not in mine}
     between: set[str] = set()
-    tables = []
-    for seed, (kl, values) in zip(seeds[arm], mine, strict=True):
-        curve = _curve(records, metric, [name for name in arms if seed in seeds[name]], seed, prompts)
-        if why := curve.refusal(float(kl.mean())):
+    base: dict[int, Array] = {}
+    for seed, (kl, _) in mine.items():
+        curve, at = found.curve(arms, seed), float(kl.mean())
+        if why := curve.refusal(at) if curve else "few arms":
             left[seed] = why
-            continue
-        between.update(curve.between(float(kl.mean())))
-        tables.append((kl, values, curve_at(curve.kl, curve.values, curve.reference, kl)))
-    if not enough(len(tables), row.seeds):
+        elif curve:
+            between.update(curve.between(at))
+            base[seed] = curve_at(curve.kl, curve.values, curve.reference, kl)
+    if not enough(len(base), len(planned)):
         return replace(row, reason="few seeds", left=left)
-    own, base = [values for _, values, _ in tables], [values for _, _, values in tables]
-    apart = [first - second for first, second in zip(own, base, strict=True)]
-    estimate = _estimate(apart)
-    compared = [seed for seed in seeds[arm] if seed not in left]
+    apart = {seed: mine[seed][1] - base[seed] for seed in base}
     return replace(
         row,
-        kl=_estimate([kl for kl, _, _ in tables]),
+        kl=_estimate([mine[seed][0] for seed in base]),
         reason="",
         left=left,
         between=tuple(name for name in arms if name in between),
-        arm_value=_estimate(own),
-        base_value=_estimate(base),
-        difference=estimate,
-        per_seed={seed: float(values.mean()) for seed, values in zip(compared, apart, strict=True)},
+        arm_value=_estimate([mine[seed][1] for seed in base]),
+        base_value=_estimate(list(base.values())),
+        difference=_estimate(list(apart.values())),
+        per_seed={seed: float(values.mean()) for seed, values in apart.items()},
     )
 
 
@@ -205,78 +252,13 @@ def _collapsed(records: StudyRecords, arm: str) -> bool:
     reference. Between such an arm and one at a smaller KL lies a maximum that no interpolation finds. It is judged over
     seeds, so that no seed is chosen by its scores, and by an interval, so that noise does not drop an arm at a low KL.
     """
-    metric = _WIN_RATE if _WIN_RATE in records.trials.columns else GOLD
-    seeds = _seeds(records, metric, arm)
-    prompts = _prompts(records, metric, [(arm, seed) for seed in seeds])
-    curves = [_curve(records, metric, [arm], seed, prompts) for seed in seeds]
-    apart = [curve.values[0] - curve.reference for curve in curves if curve.reference is not None and curve.values.size]
+    found = ends(records, _WIN_RATE if _WIN_RATE in records.trials.columns else GOLD, [arm])
+    apart = [values - found.reference[seed] for (_, seed), (_, values) in found.trials.items() if found.reference]
     high = _estimate(apart).high if apart else None
     return high is not None and high < 0
-
-
-def _curve(records: StudyRecords, metric: str, arms: Sequence[str], seed: int, prompts: pd.Index | None) -> SeedCurve:
-    ends = sorted(
-        ((arm, *_end(records, metric, arm, seed, prompts)) for arm in arms), key=lambda end: float(end[1].mean())
-    )
-    size = (0, 1 if prompts is None else len(prompts))
-    kl, values = (np.stack([end[part] for end in ends]) if ends else np.empty(size) for part in (1, 2))
-    reference = None
-    if metric == _WIN_RATE and not only_ends(records):
-        reference = np.full(size[1], _REFERENCE_WIN_RATE)
-    elif arms and prompts is not None and _knows_reference(records, metric):
-        reference = records.answers(arms[0], _REFERENCE[metric], [seed], prompts)[0]
-    return SeedCurve(tuple(end[0] for end in ends), kl, values, reference)
-
-
-def _end(records: StudyRecords, metric: str, arm: str, seed: int, prompts: pd.Index | None) -> tuple[Array, Array]:
-    """KL and metric of one trial, (P,) each; P = 1 of what exists once per trial."""
-    keys = ENDED_KL if only_ends(records) else KL, metric
-    if prompts is None:
-        first, second = (np.array([records.recorded(arm, key)[seed]]) for key in keys)
-        return first, second
-    first, second = (
-        two_level.linear(*(records.answers(arm, part, [seed], prompts) if part else None for part in columns))[0]  # type: ignore[arg-type]
-        for key in keys
-        if (columns := per_prompt(records, key))
-    )
-    return first, second
-
-
-def _seeds(records: StudyRecords, metric: str, arm: str) -> list[int]:
-    """Evaluated seeds of an arm with a KL and the metric."""
-    if (columns := _columns(records, metric)) is not None:
-        return records.answered(arm, columns)
-    known = [records.recorded(arm, key) for key in (ENDED_KL if only_ends(records) else KL, metric)]
-    return [seed for seed in records.evaluated(arm) if all(seed in values for values in known)]
-
-
-def _prompts(records: StudyRecords, metric: str, trials: Sequence[tuple[str, int]]) -> pd.Index | None:
-    """Prompts that all of these trials answered, with all `_columns`; None of what exists once per trial."""
-    columns = _columns(records, metric)
-    return None if columns is None else records.shared_prompts(trials, columns)
-
-
-def _columns(records: StudyRecords, metric: str) -> list[str] | None:
-    """Per-prompt columns of KL, metric and, where it is known, the reference's; None of what exists once per trial."""
-    found = [per_prompt(records, key) for key in (ENDED_KL if only_ends(records) else KL, metric)]
-    if None in found:
-        return None
-    reference = [_REFERENCE[metric]] if _knows_reference(records, metric) else []
-    return [column for columns in found for column in columns or () if column] + reference
-
-
-def _knows_reference(records: StudyRecords, metric: str) -> bool:
-    return metric in _REFERENCE and records.by_prompt(metric, [_REFERENCE[metric]])
 
 
 def _estimate(rows: Sequence[Array]) -> Estimate:
     """Over seeds, (P,) each."""
     table = np.stack(rows)
     return two_level.over_seeds(list(table[:, 0])) if table.shape[1] == 1 else two_level.mean(table)
-
-
-def _corrected(rows: Sequence[MatchedKL], maximize: bool) -> list[MatchedKL]:
-    tested = two_level.verdicts([row.difference for row in rows], [None] * len(rows), maximize)
-    return [
-        replace(row, p=one.p, p_holm=one.p_holm, outcome=one.outcome) for row, one in zip(rows, tested, strict=True)
-    ]

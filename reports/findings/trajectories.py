@@ -1,4 +1,4 @@
-"""Training trajectories of a study over drift, and where over-optimisation began."""
+"""Training trajectories of a study over drift: where over-optimisation began, the peak of gold, and health."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from pipeline.config.trial import flatten
+from pipeline.run.bands import BANDS
+from pipeline.run.symptoms import Health, examine
 from reports.records.load import StudyRecords
 from reports.statistics import alarm, two_level
 from reports.statistics.alarm import Alarm, Trajectory
-from reports.statistics.drift import DriftPath, drift_path
-from reports.statistics.series import Aligned, align, grid_of
+from reports.statistics.series import Aligned, DriftPath, Peak, align, drift_path, grid_of, peak
 from reports.statistics.two_level import Array, Estimate
+from studies.claims.symptoms import ArmHealth, by_arm
 
 GOLD = "objective/gold"
 REWARDS = (GOLD, "objective/scores")
@@ -108,3 +111,58 @@ def _numbers(frame: pd.DataFrame, key: str) -> Array:
 
 def _rewards(frame: pd.DataFrame) -> list[str]:
     return [key for key in REWARDS if key in frame.columns and frame[key].notna().any()]
+
+
+@dataclass(frozen=True)
+class ArmPeak:
+    """The peaks of an arm's trials; means over seeds with Student's interval."""
+
+    arm: str
+    step: Estimate
+    """Gradient steps at the peak."""
+    root_kl: Estimate
+    """Square root of the KL at the peak, nats per sequence."""
+    gold: Estimate
+    """Judge points at the peak."""
+    fall: Estimate
+    """Judge points from the peak to the end of training."""
+    trials: dict[int, Peak]
+    """Number of a trial -> its peak."""
+
+
+def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
+    """Of every arm whose trials recorded the gold reward often enough."""
+    found: dict[str, dict[int, Peak]] = {}
+    for (arm, number), frame in trajectories(records).items():
+        if GOLD in frame.columns:
+            own = peak(*(frame[key].to_numpy(dtype=np.float64) for key in ("step", "kl", GOLD)))
+            if own is not None:
+                found.setdefault(arm, {})[number] = own
+    return tuple(
+        ArmPeak(
+            arm,
+            _over_seeds(trials, "step").clipped(0.0, np.inf),
+            _over_seeds(trials, "root_kl").clipped(0.0, np.inf),
+            _over_seeds(trials, "value"),
+            _over_seeds(trials, "fall"),
+            trials,
+        )
+        for arm, trials in found.items()
+    )
+
+
+def _over_seeds(trials: dict[int, Peak], key: str) -> Estimate:
+    return two_level.over_seeds([float(getattr(own, key)) for own in trials.values()])
+
+
+def healths(records: StudyRecords) -> tuple[ArmHealth, ...]:
+    """Arms with a trial that could be judged; a failed trial is going to run again and says nothing."""
+    series = {(key, arm): records.series(arm, key) for key in BANDS for arm in records.arms}
+    trials: dict[tuple[str, int], Health] = {}
+    for (arm, seed), record in sorted(
+        records.records.items(), key=lambda item: (records.arms.index(item[0][0]), item[0][1])
+    ):
+        own = {key: series[key, arm][seed] for key in BANDS if seed in series[key, arm]}
+        if record.status != "failed":
+            trials[arm, seed] = examine(own, dict(flatten(record.config)), record.status == "diverged")
+    return tuple(one for one in by_arm(trials) if one.judged)

@@ -8,27 +8,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import ArmResult, Findings
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords
-from reports.statistics.two_level import Estimate
 from reports.tables.results import effect_word
-from reports.tables.table import DASH, Head, Table, TableCell, columns, plain, sample, shown, size, write
+from reports.tables.table import (
+    DASH,
+    TONES,
+    Head,
+    Table,
+    TableCell,
+    columns,
+    declared,
+    plain,
+    sample,
+    shown,
+    size,
+    write,
+)
+from reports.tables.table import words as head
 from reports.text.answer import answer
 from reports.text.say import say
 from reports.text.words import name, number
 from studies.claims.falsifiers import OUTCOMES
-from studies.definition.design import Cell as Trial
+from studies.definition.design import Cell
 
+WIN_RATE = "eval/win_rate"
 METRICS_SHOWN = (
-    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/kl_per_token",
+    WIN_RATE, "eval/win_rate_proxy", "eval/preference_accuracy", "eval/gold", "eval/kl_per_token",
     "eval/kl_per_sequence", "eval/perplexity_texts",
 )  # fmt: skip
-WIN_RATE = "eval/win_rate"
 SHARED = {
     "prompts": "held-out prompts",
     "judge": "judges",
@@ -51,15 +62,35 @@ class Compared:
         study = self.records.study
         return study.name if self.records.profile == study.profile else f"{study.name} ({self.records.profile})"
 
+    def finding(self, arm: str) -> str:
+        """The corrected finding on the study's objective."""
+        study = self.records.study
+        effect = next((one for one in self.findings.effects_on(study.objective.metric) if one.arm == arm), None)
+        return "baseline" if arm == study.baseline else effect_word(effect, study.objective.metric) if effect else "–"
+
+    def claims(self, arm: str) -> dict[str, int]:
+        """Count the verdicts on an arm's trials."""
+        found = [one.outcome for claim in self.findings.claims for one in claim.verdicts if one.arm == arm]
+        return {outcome: found.count(outcome) for outcome in OUTCOMES}
+
+    def cost(self, arm: str, key: str) -> float | None:
+        """Mean over the ended trials of an arm; None where it is not known."""
+        trials = self.records.trials
+        ended = trials[(trials["arm"] == arm) & ~trials["status"].isin(["missing", "stale"])]
+        return float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else None
+
 
 def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]:
-    """Write the page that sets studies side by side, below `root`; returns its path, and the page for a terminal."""
+    """Write the page that sets studies side by side, below `root`; return its path, and the page for a terminal."""
     table = comparison_table(studies)
+    rates = [(s.label, one.arm, one.estimates.get(WIN_RATE)) for s in studies for one in s.findings.arms]
+    rates.sort(key=lambda one: one[2].value if one[2] else -1.0)
+    best = {label: (label, arm, rate) for label, arm, rate in rates}
     values: dict[str, Any] = {
         "labels": [compared.label for compared in studies],
         "answers": {s.label: answer(s.records, s.findings).sentence for s in studies},
         "eyebrow": say("compare", "eyebrow", studies),
-        "lead": say("compare", "lead", _highest(studies)),
+        "lead": say("compare", "lead", [best[s.label] for s in studies if s.label in best and best[s.label][2]]),
         "caveats": _caveats(studies),
         "table": table,
     }
@@ -69,137 +100,73 @@ def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]
         write_text(new / "index.html", rendered("compare.html.j2", values))
         write_text(new / "index.md", rendered("compare.md.j2", values))
 
-    folder = root / folder_name(studies)
-    replace_folder(folder, build)
-    lines = [
-        values["lead"],
-        *(f"Warning: {caveat}" for caveat in values["caveats"]),
-        "",
-        plain(_narrow(studies, table)),
-    ]
-    return folder / "index.html", "\n".join(lines)
-
-
-def _narrow(studies: Sequence[Compared], table: Table) -> Table:
-    """Of the table what each study was judged by."""
-    metrics = {"eval/win_rate", "eval/kl_per_token", *(s.records.study.objective.metric for s in studies)}
-    wanted = {"study", "arm", "n", "against its baseline", *map(name, metrics)}
-    kept = [index for index, head in enumerate(table.heads) if head.text in wanted]
-    rows = tuple(tuple(row[index] for index in kept) for row in table.rows)
-    return replace(table, heads=tuple(table.heads[index] for index in kept), rows=rows)
-
-
-def folder_name(studies: Sequence[Compared]) -> str:
-    """Where a comparison of these studies lies: their names, or a digest where these are too long for a folder's
-    name."""
     names = "+".join(f"{compared.records.study.name}-{compared.records.profile}" for compared in studies)
-    return names if SAFE_NAME.fullmatch(names) else hashlib.sha256(names.encode()).hexdigest()[:16]
+    folder = root / (names if SAFE_NAME.fullmatch(names) else hashlib.sha256(names.encode()).hexdigest()[:16])
+    replace_folder(folder, build)
+    metrics = {WIN_RATE, "eval/kl_per_token", *(s.records.study.objective.metric for s in studies)}
+    wanted = {"study", "arm", "n", "against its baseline", *map(name, metrics)}
+    kept = [place for place, one in enumerate(table.heads) if one.text in wanted]
+    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
+    narrow = replace(table, heads=tuple(table.heads[place] for place in kept), rows=rows)
+    warnings = [f"Warning: {caveat}" for caveat in values["caveats"]]
+    return folder / "index.html", "\n".join([values["lead"], *warnings, "", plain(narrow)])
 
 
 def comparison_table(studies: Sequence[Compared]) -> Table:
-    """One row per arm of every study."""
-    keys = [
-        key
-        for key in METRICS_SHOWN
-        if any(key in result.estimates for compared in studies for result in compared.findings.arms)
-    ]
+    """Show a row per arm of every study."""
+    rows = [(compared, result) for compared in studies for result in compared.findings.arms]
+    keys = [key for key in METRICS_SHOWN if any(key in result.estimates for _, result in rows)]
+    units = {key: METRICS[key].unit.removeprefix("1") for key in keys}
     costs = [key for key in COSTS if any(key in compared.records.trials.columns for compared in studies)]
-    heads = (
-        Head("study", numeric=False), Head("arm", numeric=False), Head("n", "seeds × prompts"),
-        *[Head(name(key), METRICS[key].unit.removeprefix("1")) for key in keys],
-        Head("against its baseline", "on the study's objective", numeric=False),
-        Head("claims", "trials", numeric=False),
-        *[COSTS[key] for key in costs],
-    )  # fmt: skip
-    rows, data = [], []
-    for compared in studies:
-        for result in compared.findings.arms:
-            cells, record = _row(compared, result, keys, costs)
-            rows.append(cells)
-            data.append(record)
-    note = (
-        "Means with 95 % intervals as on each study's own page; seeds and prompts in n. Against its baseline: the"
-        " corrected finding on the objective of that study. Claims: trials of the arm by verdict. Cost: mean over ended"
-        " trials, measured."
+
+    def biggest(result: ArmResult) -> Any:
+        return max(result.estimates.values(), key=lambda estimate: estimate.prompts, default=None)
+
+    def finding(row: tuple[Compared, ArmResult]) -> TableCell:
+        word = row[0].finding(row[1].arm)
+        return TableCell(word, tone=TONES.get(word, ""))
+
+    def claims(row: tuple[Compared, ArmResult]) -> str:
+        counts = row[0].claims(row[1].arm)
+        return ", ".join(f"{n} {outcome.lower()}" for outcome, n in counts.items() if n) or "–"
+
+    def spent(row: tuple[Compared, ArmResult], key: str) -> TableCell | str:
+        value = row[0].cost(row[1].arm, key)
+        return DASH if value is None else number(value)
+
+    shape = (
+        (head("study"), lambda row: row[0].label),
+        (head("arm"), lambda row: row[1].arm),
+        (Head("n", "seeds × prompts"), lambda row: TableCell(size(biggest(row[1])), row[1].flags)),
+        *[(Head(name(key), units[key]), lambda row, key=key: shown(row[1].estimates.get(key), key)) for key in keys],
+        (head("against its baseline", "on the study's objective"), finding),
+        (head("claims", "trials"), claims),
+        *[(COSTS[key], lambda row, key=key: spent(row, key)) for key in costs],
     )
-    return Table("comparison", "Arms of all studies", note, heads, tuple(rows), pd.DataFrame(data))
-
-
-def _row(
-    compared: Compared, result: ArmResult, keys: list[str], costs: list[str]
-) -> tuple[tuple[TableCell, ...], dict[str, Any]]:
-    study = compared.records.study
-    flags = [f"{n} {status}" for status, n in result.counts.items() if status != "complete"]
-    biggest = max(result.estimates.values(), key=lambda estimate: estimate.prompts, default=None)
-    baseline = result.arm == study.baseline
-    effect = next((e for e in compared.findings.effects_on(study.objective.metric) if e.arm == result.arm), None)
-    finding = "baseline" if baseline else effect_word(effect, study.objective.metric) if effect else "not estimable"
-    claims = _claims(compared, result.arm)
-    ended = compared.records.trials[
-        (compared.records.trials["arm"] == result.arm) & ~compared.records.trials["status"].isin(["missing", "stale"])
+    data = [
+        {"study": s.records.study.name, "profile": s.records.profile, "design": s.records.digest, "arm": result.arm}
+        | {**sample(biggest(result)), **{f"n_{status}": n for status, n in result.counts.items()}}
+        | {column: value for key in keys for column, value in columns(key, result.estimates.get(key)).items()}
+        | {"baseline": result.arm == s.records.study.baseline, "finding": s.finding(result.arm)}
+        | {f"claims_{one.lower().replace(' ', '_')}": n for one, n in s.claims(result.arm).items()}
+        | {key: s.cost(result.arm, key) for key in costs}
+        for s, result in rows
     ]
-    spent = {
-        key: float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else float("nan")
-        for key in costs
-    }
-    cells = (
-        TableCell(compared.label), TableCell(result.arm), TableCell(size(biggest), ", ".join(flags)),
-        *[shown(result.estimates.get(key), key) for key in keys],
-        TableCell(finding, tone={"better": "good", "worse": "bad"}.get(finding, "")),
-        TableCell(", ".join(f"{n} {outcome.lower()}" for outcome, n in claims.items() if n) or "–"),
-        *[TableCell(number(value)) if value == value else DASH for value in spent.values()],
-    )  # fmt: skip
-    record: dict[str, Any] = {
-        "study": study.name,
-        "profile": compared.records.profile,
-        "design": compared.records.digest,
-        "arm": result.arm,
-    }
-    record |= {**sample(biggest), **{f"n_{status}": n for status, n in result.counts.items()}}
-    for key in keys:
-        record |= columns(key, result.estimates.get(key))
-    record |= {
-        "baseline": baseline,
-        "finding": finding,
-        **{f"claims_{o.lower().replace(' ', '_')}": n for o, n in claims.items()},
-        **spent,
-    }
-    return cells, record
-
-
-def _claims(compared: Compared, arm: str) -> dict[str, int]:
-    verdicts = [v for claim in compared.findings.claims for v in claim.verdicts if v.arm == arm]
-    return {outcome: sum(v.outcome == outcome for v in verdicts) for outcome in OUTCOMES}
-
-
-def _highest(studies: Sequence[Compared]) -> list[tuple[str, str, Estimate]]:
-    """Study, arm and value of the highest win rate of each study."""
-    found = []
-    for compared in studies:
-        rates = {one.arm: one.estimates[WIN_RATE] for one in compared.findings.arms if WIN_RATE in one.estimates}
-        if rates:
-            top = max(rates, key=lambda arm: rates[arm].value)
-            found.append((compared.label, top, rates[top]))
-    return found
+    return declared("comparison", "Arms of all studies", rows, shape, data)
 
 
 def _caveats(studies: Sequence[Compared]) -> list[str]:
     """Reasons why numbers of different studies do not mean the same."""
     caveats: list[str] = []
-    for stage in SHARED:
-        keys = {
-            compared.label: sorted({str(e["key"]) for e in compared.records.upstream if e["stage"] == stage})
-            for compared in studies
-        }
+    for stage, things in SHARED.items():
+        keys = {s.label: sorted({str(e["key"]) for e in s.records.upstream if e["stage"] == stage}) for s in studies}
         known = {label: own for label, own in keys.items() if own}
         if stage == "reference" and caveats:
             continue  # other prompts, references or rewards bring other answers with them
         if len({tuple(own) for own in known.values()}) > 1 or any(len(own) > 1 for own in known.values()):
-            caveats.append(say("compare", "not_shared", SHARED[stage], known))
+            caveats.append(say("compare", "not_shared", things, known))
     sizes = {
-        compared.label: sorted({c.config.evaluate.prompts for c in compared.records.plan if isinstance(c, Trial)})
-        for compared in studies
+        s.label: sorted({cell.config.evaluate.prompts for cell in s.records.plan if isinstance(cell, Cell)})
+        for s in studies
     }
-    if len(set(map(tuple, sizes.values()))) > 1:
-        caveats.append(say("compare", "sizes", sizes))
-    return caveats
+    return caveats + ([say("compare", "sizes", sizes)] if len(set(map(tuple, sizes.values()))) > 1 else [])

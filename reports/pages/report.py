@@ -16,8 +16,7 @@ from pipeline.run.layout import StudyFolder
 from pipeline.run.metrics import METRICS
 from reports.figures.registry import draw
 from reports.findings.findings import Findings, analyse
-from reports.pages.inline import inline_svg
-from reports.pages.page import rendered, replace_folder, write_text
+from reports.pages.page import inline_svg, rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.results import all_tables
 from reports.tables.table import Table, write

@@ -190,12 +190,13 @@ class StudyRecords:
     def shared_prompts(self, rows: Sequence[tuple[str, int]], columns: Sequence[str] = ()) -> pd.Index:
         """Return the prompts that the trials of these arms and seeds all answered, with a value in each of `columns`,
         ascending; all prompts unless configurations were mixed or imported outcomes have gaps."""
-        indexes = [_known(table, columns) for row in rows if (table := self._of_seed.get(row)) is not None]
-        if not indexes or len(indexes) < len(rows):
-            return pd.Index([], dtype=np.int64)
-        shared: pd.Index = indexes[0]
-        for index in indexes[1:]:
-            shared = shared if index.equals(shared) else shared.intersection(index)
+        tables = [self._of_seed.get(row) for row in rows]
+        shared: pd.Index = pd.Index([], dtype=np.int64)
+        for place, table in enumerate(tables):
+            if table is None:
+                return pd.Index([], dtype=np.int64)
+            index = table.index if not columns else table.dropna(subset=list(columns)).index
+            shared = shared.intersection(index) if place and not index.equals(shared) else index
         return shared.sort_values()
 
     @cached_property
@@ -224,20 +225,6 @@ class StudyRecords:
         them."""
         groups: Iterable[tuple[Any, pd.DataFrame]] = self.prompts.groupby(["arm", "seed"], sort=False)
         return {(str(arm), int(seed)): rows.set_index("prompt_id") for (arm, seed), rows in groups}
-
-
-def _known(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Index:
-    missing = np.any([rows[column].isna().to_numpy() for column in columns], axis=0)
-    return rows.index[~missing] if missing.any() else rows.index
-
-
-@dataclass
-class _Gathered:
-    notes: list[str] = field(default_factory=list)
-    curves: list[pd.DataFrame] = field(default_factory=list)
-    prompts: list[pd.DataFrame] = field(default_factory=list)
-    samples: list[pd.DataFrame] = field(default_factory=list)
-    stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
 def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:
@@ -269,6 +256,15 @@ def require_run(folder: StudyFolder, study: Study) -> None:
         f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first:"
         f" {how}"
     )
+
+
+@dataclass
+class _Gathered:
+    notes: list[str] = field(default_factory=list)
+    curves: list[pd.DataFrame] = field(default_factory=list)
+    prompts: list[pd.DataFrame] = field(default_factory=list)
+    samples: list[pd.DataFrame] = field(default_factory=list)
+    stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
 def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> StudyRecords:

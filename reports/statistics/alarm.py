@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from reports.statistics.drift import SMOOTH, complete, running_mean, window_of
+from reports.statistics.series import SMOOTH, complete, running_mean, window_of
 
 Array = NDArray[np.float64]
 FALSE_ALARMS = 0.05

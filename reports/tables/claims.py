@@ -9,7 +9,6 @@ from pipeline.run.metrics import METRICS
 from reports.findings.findings import Claim, Findings
 from reports.findings.hypotheses import Judgement
 from reports.records.load import StudyRecords
-from reports.statistics.two_level import ALPHA
 from reports.tables.table import (
     DASH,
     TONES,
@@ -42,15 +41,8 @@ def claims_table(records: StudyRecords, findings: Findings) -> Table:
     rows = [(*_hypothesis(one), TableCell(str(badges[one.hypothesis.name]))) for one in findings.hypotheses]
     rows += [(*_falsifier(one), TableCell(str(badges[one.falsifier.name]))) for one in findings.claims]
     data = [row | {"badge": str(badges[row["name"]])} for row in _data(findings)]
-    note = (
-        "A hypothesis is supported where the estimate is as expected, and refuted where it is not, if Holm's p is below"
-        f" {ALPHA:g}; undecided otherwise. p: two-sided, of a difference at the bound; of equality, that of the"
-        " equivalence test. Holm's p, below it, is corrected over the study's hypotheses. An order has the largest p"
-        " of its steps, or the smallest of those that are not as expected, times the number of steps; the estimate of"
-        " that step is shown."
-    )
     shape = [(head, lambda row, at=at: row[at]) for at, head in enumerate(_HEADS)]
-    return declared("claims", "Verdicts on hypotheses and claims", note, rows, shape, data, _COLUMNS)
+    return declared("claims", "Verdicts on hypotheses and claims", rows, shape, data, _COLUMNS)
 
 
 def _hypothesis(one: Judgement) -> tuple[TableCell, ...]:

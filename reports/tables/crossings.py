@@ -10,9 +10,8 @@ from pipeline.run.metrics import METRICS
 from reports.findings.crossings import Contrast, Crossed
 from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
-from reports.statistics.two_level import ALPHA
 from reports.tables.table import Head, Table, columns, declared, sample, shown_difference, size, words
-from reports.text.words import at, name, p_value, setting
+from reports.text.words import at, p_value, setting
 from studies.definition.hypotheses import expression
 
 
@@ -31,15 +30,6 @@ def crossings_table(records: StudyRecords, findings: Findings) -> Table:
     """Show simple effects and interactions of every pair of crossed knobs, on the objective."""
     metric = records.study.objective.metric
     rows = [row for found in findings.crossings for row in _rows(found)]
-    unit = "" if METRICS[metric].unit in ("fraction", "1") else f" [{METRICS[metric].unit}]"
-    note = (
-        f"Differences in {name(metric)}{unit}; everything else as in {records.baseline}. Simple effect: a knob's value"
-        " minus its value in the baseline, at one level of the other knob. Interaction: cell − row − column + baseline;"
-        f" 0 where the effects add up. Paired by {'seed' if once(records, metric) else 'seed and prompt'}. p:"
-        " two-sided, for new seeds and prompts; p, Holm: corrected over the simple effects of one pair of knobs, and"
-        " apart from them over its interactions. A finding needs p, Holm below"
-        f" {ALPHA:g} and an interval without 0."
-    )
     shape = (
         (words("change"), lambda row: row.change),
         (words("at"), lambda row: row.at),
@@ -51,7 +41,8 @@ def crossings_table(records: StudyRecords, findings: Findings) -> Table:
         (words("finding"), lambda row: _finding(row.contrast)),
     )
     head = {"metric": metric, "unit": METRICS[metric].unit}
-    return declared("crossings", "Crossed knobs", note, rows, shape, [head | _record(row) for row in rows])
+    values: dict[str, Any] = {"metric": metric, "baseline": records.baseline, "once": once(records, metric)}
+    return declared("crossings", "Crossed knobs", rows, shape, [head | _record(row) for row in rows], **values)
 
 
 def _rows(found: Crossed) -> Iterator[_Row]:

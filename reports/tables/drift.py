@@ -1,15 +1,16 @@
-"""Tables of equal drift, and of where over-optimisation began."""
+"""Tables of equal drift, of where over-optimisation began, and of the peak of gold."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import Findings
 from reports.findings.matched_kl import MatchedKL
-from reports.findings.trajectories import ArmAlarm
+from reports.findings.trajectories import ArmAlarm, ArmPeak
 from reports.records.load import StudyRecords
 from reports.statistics.alarm import Alarm
+from reports.statistics.series import BLOCKS
 from reports.tables.table import (
     DASH,
     Head,
@@ -23,7 +24,7 @@ from reports.tables.table import (
     size,
     words,
 )
-from reports.text.drift import left_out, not_compared
+from reports.text.phrases import left_out, not_compared
 from reports.text.words import listed, name, number, p_value
 
 
@@ -62,29 +63,12 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
         (Head("p, Holm"), lambda row: p_value(row.p_holm)),
         (words("finding"), found),
     )
-    return declared("matched_kl", "At equal drift", _matched_note(findings), findings.matched, shape, data)
-
-
-def _matched_note(findings: Findings) -> str:
-    if not findings.matched:
-        return ""
-    first = findings.matched[0]
-    return (
-        "Both sides at the end of their training: each seed of an arm against what the baseline's method"
-        f" ({first.method}: {listed(list(first.arms))}) reaches on that seed at the same KL per sequence, by a monotone"
-        " cubic in √KL through the ends of its arms and the reference, where its score is known. Nothing is"
-        f" extrapolated{f'; {listed(list(first.collapsed))} collapsed and left out' if first.collapsed else ''}."
-        " Differences are paired by seed and prompt; p is Holm-corrected over the arms of a metric."
-    )
+    first = next(iter(findings.matched), None)
+    return declared("matched_kl", "At equal drift", findings.matched, shape, data, first=first)
 
 
 def alarm_table(findings: Findings) -> Table:
     """Show where gold turned down while the proxy went on rising."""
-    note = (
-        "Trials whose gold reward fell by more than noise explains while the proxy rose; at most 5 % of studies"
-        " without a trend show any. Turning point: the KL at the highest running mean of gold, mean over those trials"
-        " with Student's interval over seeds; below the steps, lowest to highest."
-    )
     data = [
         {"arm": one.arm, "seed": seed, **vars(alarm)} for one in findings.alarms for seed, alarm in one.alarms.items()
     ]
@@ -109,4 +93,23 @@ def alarm_table(findings: Findings) -> Table:
         (Head("highest gold", "judge points"), highest),
     )
     names = ["arm", "seed", "step", "kl", "gold", "proxy", "seen_step", "seen_kl"]
-    return declared("alarms", "Over-optimisation", note, findings.alarms, shape, data, names)
+    return declared("alarms", "Over-optimisation", findings.alarms, shape, data, names)
+
+
+def peaks_table(peaks: Sequence[ArmPeak]) -> Table:
+    """Show place and height of the peak of every arm, and the fall from there to the end."""
+    data = [
+        {"arm": one.arm, **columns("step", one.step), **columns("root_kl", one.root_kl), **columns("gold", one.gold)}
+        | {**columns("fall", one.fall), **sample(one.gold)}
+        for one in peaks
+    ]
+    shape = (
+        (words("arm"), lambda one: one.arm),
+        (Head("peak at", "gradient steps"), lambda one: shown(one.step)),
+        (Head("√KL at the peak", "√(nats per sequence)"), lambda one: shown(one.root_kl)),
+        (Head("gold at the peak", "judge points"), lambda one: shown(one.gold)),
+        (Head("fall to the end", "judge points"), lambda one: shown_difference(one.fall)),
+        (Head("n"), lambda one: size(one.gold)),
+    )
+    title = "Peak of the gold reward along training"
+    return declared("gold_peaks", title, peaks, shape, data, blocks=BLOCKS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from reports.records.load import StudyRecords
 from reports.tables.table import Head, Table, TableCell, declared, words
-from reports.text.words import number
 
 KINDS = {
     "real": "real texts",
@@ -17,23 +16,6 @@ KINDS = {
     "repeated": "a few words repeated",
     "spliced": "pieces of training texts with praise",
 }
-RULES = {
-    "unlikely": "less likely than {} % of real texts under a trigram model of them ({} nats per token)",
-    "predictable": "more likely than {} % of them ({} nats per token)",
-    "repetitive": "more repetition than in {} % ({} of its tokens stood there before)",
-    "disordered": "an order of words less plausible than in {} % ({} nats per word above a random order)",
-    "copied": "more words in phrases of training texts than {} % have ({} of the words)",
-    "gushing": "more words of praise than {} % have ({} of the words)",
-    "thin": "less content than {} % have ({} nats)",
-    "unended": "an end less plausible than {} % of theirs ({} nats)",
-}
-_NOTE = (
-    "Held-out texts, cut like prompts and responses, and texts made from them. Each of these is a fault: {rules}. Most"
-    " thresholds depend on the length; these are for the longest texts, cut at {length} tokens. {texts} texts set them,"
-    " for each length those that reach it. A text with a fault loses against every text without. Wins: the share that"
-    " scores higher than the real text, ties counting half; so often the judge errs. One good answer to"
-    " all prompts is no fault of any answer, so no row shows it. Brackets: 95 % intervals over texts."
-)
 
 
 def judges(records: StudyRecords) -> list[dict[str, Any]]:
@@ -53,12 +35,6 @@ def judge_table(records: StudyRecords) -> Table:
         summary, _, text = row
         return text + (f" (of at most {summary['length']:,.0f} tokens)" if len(found) > 1 else "")
 
-    rules = [
-        text.format(_each(found[:1], f"share/{name}", _others), _each(found, f"threshold/{name}", number))
-        for name, text in RULES.items()
-    ]
-    length, texts = (_each(found, key, "{:,.0f}".format) for key in ("length", "threshold_texts"))
-    note = _NOTE.format(rules="; ".join(rules), length=length, texts=texts)
     shape = (
         (words("texts"), called),
         (Head("n", "texts"), lambda row: f"{row[0][f'{row[1]}/n']:,.0f}"),
@@ -67,17 +43,7 @@ def judge_table(records: StudyRecords) -> Table:
         (Head("without the guard", "%"), lambda row: _percent(row[0], f"{row[1]}/wins_lexicon")),
     )
     data = [{"key": one["key"], **one["summary"]} for one in found]
-    return declared("judge", "How often the judge errs", note, rows, shape, data)
-
-
-def _others(share: float) -> str:
-    """Percentage of real texts that are not beyond a threshold."""
-    return f"{100 * (1 - share):.0f}"
-
-
-def _each(found: Sequence[Mapping[str, Any]], key: str, words: Callable[[float], str]) -> str:
-    """A figure of every judge, in the order of the rows."""
-    return " / ".join(words(entry["summary"][key]) for entry in found)
+    return declared("judge", "How often the judge errs", rows, shape, data, judges=[one["summary"] for one in found])
 
 
 def _percent(summary: Mapping[str, float], key: str) -> TableCell:

@@ -4,20 +4,18 @@ ended."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import ENDS, ArmResult, Effect, Findings, once
 from reports.findings.pairs import parts
-from reports.records.load import StudyRecords
-from reports.statistics.two_level import ALPHA
+from reports.records.load import STATUSES, StudyRecords
 from reports.tables.claims import claims_table
-from reports.tables.coverage import coverage_table
 from reports.tables.crossings import crossings_table
-from reports.tables.drift import alarm_table, matched_table
+from reports.tables.drift import alarm_table, matched_table, peaks_table
 from reports.tables.judge import judge_table, judges
-from reports.tables.peaks import peaks_table
 from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import tuning_table
 from reports.tables.symptoms import health_table
@@ -35,17 +33,8 @@ from reports.tables.table import (
     size,
     words,
 )
-from reports.text.words import counted, listed, name, number, p_value, setting
+from reports.text.words import counted, name, number, p_value, setting
 
-STATUS_WORDS = {
-    "complete": "ran to its last step",
-    "budget": "a cap ended it; evaluated at that point (censored)",
-    "diverged": "non-finite or collapsed; an outcome, not averaged unless it could be evaluated",
-    "pruned": "stopped by the planner",
-    "failed": "a fault of the program or the machine; runs again with the study",
-    "stale": "run with another configuration than the study gives now; left out",
-    "missing": "planned, not run yet",
-}
 MOST_VALUES = 2
 """Knobs whose values stand under the baseline's name."""
 _QUALITY = (
@@ -54,17 +43,7 @@ _QUALITY = (
     "eval/perplexity_texts_reference", "eval/fault_rate", "eval/fault_rate_reference",
 )  # fmt: skip
 _TEXT = ("eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference", "eval/tie_rate")
-_METHODS = {
-    "hierarchical": "hierarchical model of seeds and prompts",
-    "student": "Student over seeds where a metric exists once per trial",
-    "wilson": "Wilson over prompts where all completions have the same outcome",
-    "none": "none from a single seed",
-}
 ACCURACY = "eval/preference_accuracy"
-_WON = (
-    " Preference accuracy: compare it with the share of decided pairs that the policy wins (won). A proxy that always"
-    " prefers the policy scores that share."
-)
 _N = Head("n", "seeds × prompts")
 
 
@@ -88,7 +67,6 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         cost_table(records),
         trial_table(records),
         upstream_table(records),
-        coverage_table(),
         tuning_table(findings.search) if findings.search else None,
     ]
     return [table for table in tables if table is not None]
@@ -99,18 +77,14 @@ def arm_table(records: StudyRecords, findings: Findings) -> Table:
     own = list(dict.fromkeys((records.study.objective.metric, *records.reported(_QUALITY, ENDS))))
     ends = [key for key in own if key in ENDS] if records.study.imported is not None else []
     title = "Quality and drift" if records.reported(_QUALITY, ()) else "Where training ended"
-    note = ""
-    if ends:
-        of = "Of" if len(ends) == len(own) else f"{listed([name(key) for key in ends])}: of"
-        note = f"{of} each trial the mean of the last tenth of its records. "
-    table = _estimates("arms", title, note, records, findings, own)
-    return replace(table, note=table.note + _WON * any(decided_won(result) is not None for result in findings.arms))
+    won = any(decided_won(result) is not None for result in findings.arms)
+    return _estimates("arms", title, records, findings, own, ends=ends, keys=own, won=won)
 
 
 def text_table(records: StudyRecords, findings: Findings) -> Table:
     """Show the form of the completions."""
     keys = [key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric]
-    return _estimates("completions", "Completions", "", records, findings, keys)
+    return _estimates("completions", "Completions", records, findings, keys)
 
 
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
@@ -118,10 +92,8 @@ def parts_table(records: StudyRecords, findings: Findings) -> Table:
     keys = list(parts(records))
     rewards, further = (any(key.startswith(head) for key in keys) for head in ("eval/reward/", "eval/gold/"))
     title = ", ".join(["Parts of the proxy"] * rewards + ["Further judges"] * further)
-    note = "Each part as it was calibrated on reference samples, before its weight. " * rewards
-    if "eval/reward/disagreement" in keys:
-        note += "Disagreement: standard deviation over the models of an ensemble. "
-    return _estimates("parts", title, note, records, findings, keys)
+    values = {"rewards": rewards, "ensemble": "eval/reward/disagreement" in keys}
+    return _estimates("parts", title, records, findings, keys, **values)
 
 
 def effects_table(records: StudyRecords, findings: Findings) -> Table:
@@ -129,16 +101,6 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
     objective = records.study.objective.metric
     metrics = list(dict.fromkeys(effect.metric for effect in findings.effects if effect.estimate))
     single = [metric for metric in metrics if once(records, metric)]
-    note = f"Arm minus {records.baseline}, same seeds{' and same prompts' * (len(single) < len(metrics))}. "
-    note += "p: two-sided, for new seeds and prompts; p, Holm: corrected over the arms of one metric. "
-    if single:
-        which = "All metrics" if len(single) == len(metrics) else listed([name(metric) for metric in single])
-        note += f"Compared over seeds alone, by Student's paired t test, since they exist once per trial: {which}. "
-    note += (
-        f"Better or worse: p, Holm below {ALPHA:g} and an interval without 0; of other metrics than the study's"
-        " objective, higher or lower. Equivalent: two one-sided tests against the smallest difference that matters,"
-        f" their p corrected in the same way and below {ALPHA:g}. Undecided: neither."
-    )
 
     def smallest(one: Effect) -> TableCell:
         p = "" if one.p_equivalence is None else f"p {p_value(one.p_equivalence)}"
@@ -164,18 +126,14 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
         (Head("smallest that matters", "p of equivalence, Holm"), smallest),
         (words("finding"), found),
     )
-    return declared("effects", "Effect against the baseline", note, findings.effects, shape, data)
+    values: dict[str, Any] = {"baseline": records.baseline, "metrics": metrics, "single": single}
+    return declared("effects", "Effect against the baseline", findings.effects, shape, data, **values)
 
 
 def power_table(records: StudyRecords, findings: Findings) -> Table:
     """Show what difference on the objective the design would have found in each arm."""
     metric = records.study.objective.metric
     unit = METRICS[metric].unit
-    note = (
-        "Detectable difference: the smallest true difference of the objective that is found with 80 % power at Holm's"
-        " strictest step, given how these seeds and prompts vary. Seeds needed: to detect the smallest difference that"
-        " matters on as many prompts, if new seeds vary as much as these; a rough guide with few seeds."
-    )
     shape = (
         (words("arm"), lambda one: one.arm),
         (Head("detectable difference", unit), lambda one: number(one.detectable, metric)),
@@ -185,7 +143,7 @@ def power_table(records: StudyRecords, findings: Findings) -> Table:
         (Head("seeds needed"), lambda one: "more prompts" if one.more_prompts else str(one.seeds_needed or "–")),
     )
     names = ["arm", "metric", "detectable", "target", "seeds", "seeds_needed", "more_prompts"]
-    return declared("power", "Power", note, findings.power, shape, map(vars, findings.power), names)
+    return declared("power", "Power", findings.power, shape, map(vars, findings.power), names)
 
 
 def verdict_table(findings: Findings) -> Table:
@@ -196,7 +154,6 @@ def verdict_table(findings: Findings) -> Table:
         | dict(zip(("interval_low", "interval_high"), v.interval or (None, None), strict=True))
         for claim, v in rows
     ]
-    note = "One refuted trial refutes the claim; a trial that took too few steps or lacks the metric is not tested."
     names = [
         "name", "metric", "unit", "arm", "seed", "outcome", "step", "value", "n", "reason", "arm_value",
         "baseline_value", "interval_low", "interval_high",
@@ -211,7 +168,7 @@ def verdict_table(findings: Findings) -> Table:
         (Head("n", "records"), lambda row: str(row[1].n)),
         (words("evidence"), lambda row: row[1].reason),
     )
-    return declared("verdicts", "Verdicts by trial", note, rows, shape, data, names)
+    return declared("verdicts", "Verdicts by trial", rows, shape, data, names)
 
 
 def status_table(records: StudyRecords, findings: Findings) -> Table:
@@ -219,21 +176,19 @@ def status_table(records: StudyRecords, findings: Findings) -> Table:
     present = list(records.counts())
     data = [
         {"arm": one.arm, "planned": one.planned}
-        | {status: one.counts.get(status, 0) for status in STATUS_WORDS}
+        | {status: one.counts.get(status, 0) for status in STATUSES}
         | {"ended": one.divergence.seeds if one.divergence else 0, **columns("divergence_rate", one.divergence)}
         for one in findings.arms
     ]
-    note = "; ".join(f"{status}: {STATUS_WORDS[status]}" for status in present) + "."
     shape = [
         (words("arm"), lambda one: one.arm),
         (Head("planned", "trials"), lambda one: str(one.planned)),
         *[(Head(s, "trials"), lambda one, status=s: str(one.counts.get(status, 0))) for s in present],
     ]
     if "diverged" in present:
-        note += " Diverged of ended: share of the trials that were complete, ended by a cap or diverged (Wilson)."
         head = Head("diverged of ended", "95 % interval")
         shape.append((head, lambda one: shown(one.divergence, "eval/win_rate")))
-    return declared("statuses", "How the trials ended", note, findings.arms, shape, data)
+    return declared("statuses", "How the trials ended", findings.arms, shape, data, present=present)
 
 
 def effect_word(effect: Effect, objective: str) -> str:
@@ -244,15 +199,15 @@ def effect_word(effect: Effect, objective: str) -> str:
 
 
 def _estimates(
-    table_name: str, title: str, note: str, records: StudyRecords, findings: Findings, keys: Sequence[str]
+    table_name: str, title: str, records: StudyRecords, findings: Findings, shown_keys: Sequence[str], **values: Any
 ) -> Table:
     """Show some metrics of every arm; the best arm is bold where the intervals tell it from all others."""
-    present = [key for key in keys if any(key in result.estimates for result in findings.arms)] or keys
+    present = [key for key in shown_keys if any(key in one.estimates for one in findings.arms)] or shown_keys
     own = records.baseline_values
-    values = ", ".join(f"{key} {setting(value)}" for key, value in own.items()) if len(own) <= MOST_VALUES else ""
+    settings = ", ".join(f"{key} {setting(value)}" for key, value in own.items()) if len(own) <= MOST_VALUES else ""
 
     def named(one: ArmResult) -> TableCell:
-        return TableCell(one.arm, (values or "baseline") if one.arm == records.study.baseline else "")
+        return TableCell(one.arm, (settings or "baseline") if one.arm == records.study.baseline else "")
 
     data = [
         {"arm": one.arm, "seeds": len(one.seeds), "planned_seeds": one.planned, "prompts": _prompts(one)}
@@ -261,12 +216,8 @@ def _estimates(
         | {"best_on": " ".join(key for key in present if findings.best.get(key) == one.arm)}
         for one in findings.arms
     ]
-    note += _method_note(findings, present)
-    if marked := [name(key) for key in present if key in findings.best]:
-        note += (
-            f" Bold ({listed(marked)}): better than every other evaluated arm; its paired differences to them all have"
-            f" an interval without 0, at a level of 1 − {ALPHA:g} / (arms − 1)."
-        )
+    values["methods"] = {one.estimates[key].method for one in findings.arms for key in present if key in one.estimates}
+    values["bold"] = [key for key in present if key in findings.best]
     shape = (
         (words("arm"), named),
         (_N, _size),
@@ -278,21 +229,12 @@ def _estimates(
             for key in present
         ],
     )
-    return declared(table_name, title, note, findings.arms, shape, data)
-
-
-def _method_note(findings: Findings, keys: Iterable[str]) -> str:
-    methods = {result.estimates[key].method for result in findings.arms for key in keys if key in result.estimates}
-    how = "; ".join(text for method, text in _METHODS.items() if method in methods)
-    return f"Mean over evaluated seeds; below it the 95 % interval ({how})." if how else "No trial was evaluated."
+    return declared(table_name, title, findings.arms, shape, data, **values)
 
 
 def _size(one: ArmResult) -> TableCell:
-    flags = ", ".join(f"{n} {status}" for status, n in one.counts.items() if status != "complete")
-    if not one.seeds:
-        return TableCell("0", flags)
     seeds, prompts = len(one.seeds), _prompts(one)
-    return TableCell(f"{seeds} × {prompts}" if prompts else counted(seeds, "seed"), flags)
+    return TableCell("0" if not seeds else f"{seeds} × {prompts}" if prompts else counted(seeds, "seed"), one.flags)
 
 
 def _value(one: ArmResult, key: str, *, bold: bool) -> TableCell:

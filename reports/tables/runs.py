@@ -20,15 +20,6 @@ COSTS = {
     "cost/t4_s": Head("on a T4, modelled", "s"),
     "cost/evaluate_generated_tokens": Head("sampled to answer", "tokens"),
 }
-_CHARGED = {
-    "cost/values_wall_s": " A trial whose algorithm needs scored samples of the reference is charged for all of them"
-    " (stage values), also where several trials share them.",
-    "cost/opponents_wall_s": " A trial whose reward compares answers with those of the reference is charged for drawing"
-    " and scoring these, also where several trials share them.",
-    "cost/evaluate_generated_tokens": " Sampled to answer: all samples of arms that answer each held-out prompt with"
-    " the best of several; no part of the other columns.",
-}
-"""Column -> the note that it needs."""
 
 
 def cost_table(records: StudyRecords) -> Table:
@@ -56,16 +47,12 @@ def cost_table(records: StudyRecords) -> Table:
         }
         for arm in records.arms
     ]
-    note = (
-        "Mean over the arm's ended trials; below it the smallest and largest, where they differ. Measured quantities,"
-        " so no interval."
-    ) + "".join(text for key, text in _CHARGED.items() if key in records.trials.columns)
     shape = (
         (words("arm"), lambda arm: arm),
         (Head("n", "trials"), lambda arm: str(len(own[arm]))),
         *[(COSTS[key], lambda arm, key=key: cell(spent[arm, key])) for key in keys],
     )
-    return declared("cost", "Cost of a trial", note, records.arms, shape, data)
+    return declared("cost", "Cost of a trial", records.arms, shape, data, charged=set(records.trials.columns))
 
 
 def trial_table(records: StudyRecords) -> Table:
@@ -83,7 +70,6 @@ def trial_table(records: StudyRecords) -> Table:
     frame = records.trials.copy()
     for stage in dict.fromkeys(stage for row in rows for stage in row["keys"]):
         frame[f"key/{stage}"] = [row["keys"].get(stage) for row in rows]
-    note = "Stage keys name the folders in the store; they change with anything that can change the result."
     shape = (
         (words("arm"), lambda row: row["arm"]),
         (Head("seed"), lambda row: str(row["seed"])),
@@ -95,20 +81,12 @@ def trial_table(records: StudyRecords) -> Table:
         (words("evaluate key"), lambda row: row["keys"].get("evaluate", "–")[:12]),
         (words("remark"), lambda row: row["remark"]),
     )
-    return declared("trials", "Trials", note, rows, shape, frame)
+    return declared("trials", "Trials", rows, shape, frame)
 
 
 def upstream_table(records: StudyRecords) -> Table:
     """Show the stages that trials share, and how good they are."""
     shared = [entry for entry in records.upstream if entry["stage"].partition("-")[0] not in ("train", "evaluate")]
-    note = (
-        "Built once and shared by all trials with the same key. Perplexity: of the reference on held-out texts; "
-        "accuracy: of the reward on held-out pairs."
-    )
-    if any("-" in entry["stage"] for entry in shared):
-        note += (
-            " reward-1, reward-2 and so on are the rewards of earlier rounds; that of the last one is called reward."
-        )
 
     def measured(entry: dict[str, Any]) -> str:
         """Rates of a judge have a table of their own."""
@@ -122,7 +100,7 @@ def upstream_table(records: StudyRecords) -> Table:
         (words("measured"), measured),
     )
     data = [{key: entry[key] for key in ("stage", "key", "trials")} | entry["summary"] for entry in shared]
-    return declared("upstream", "Shared stages", note, shared, shape, data)
+    return declared("upstream", "Shared stages", shared, shape, data, rounds=any("-" in one["stage"] for one in shared))
 
 
 def _amount(value: float) -> str:

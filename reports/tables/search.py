@@ -12,12 +12,6 @@ from studies.definition.search import Tried
 def tuning_table(search: SearchResult) -> Table:
     """Show every trial of the search."""
     arms = {number: arm for arm, number in search.confirmed.items()}
-    note = (
-        f"{len(search.trials)} trials of the search on one seed each: no interval, and the best of many noisy trials"
-        " looks better than it is. No finding of this page uses them: the chosen configurations ran again on fresh"
-        " seeds, and the tables of the arms contain those runs alone. Front: no other trial that kept the"
-        " constraints is better on every objective."
-    )
     data = [
         {"number": trial.number, "arm": trial.arm, "status": trial.status, "steps": trial.steps}
         | {"feasible": trial.feasible, "pareto": trial.number in search.pareto, "confirmed_as": arms.get(trial.number)}
@@ -46,4 +40,4 @@ def tuning_table(search: SearchResult) -> Table:
         (words("front"), lambda one: "on it" if one.number in search.pareto else "–"),
         (words("confirmed as"), lambda one: arms.get(one.number, "–")),
     )
-    return declared("tuning", "Trials of the search", note, search.trials, shape, data)
+    return declared("tuning", "Trials of the search", search.trials, shape, data, trials=len(search.trials))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.run.symptoms import in_percent
 from reports.tables.table import DASH, Head, Table, TableCell, declared, words
-from reports.text.health import health_sentence
+from reports.text.phrases import health_sentence
 from studies.claims.symptoms import ArmHealth
 
 _NAMES = (
@@ -17,15 +17,6 @@ _NAMES = (
 def health_table(arms: Sequence[ArmHealth]) -> Table:
     """Show every arm: its unhealthy trials, and the series that was outside its band for the largest share of a
     trial."""
-    sentence = (
-        " Shown: of each arm the series with the largest share, in the trial named. Small print: other series that left"
-        " their band in some trial of the arm."
-    )
-    note = (
-        f"{health_sentence(arms)}{sentence if any(one.unhealthy for one in arms) else ''} A band is a warning, not a"
-        " verdict: an arm can leave one and win. The glossary gives the bands; the CSV holds every symptom of every"
-        " trial."
-    )
     data = [
         (one.arm, seed, s.key, s.side, s.bound, s.outside, s.n, s.share, s.late, s.first, s.cause, s.knob)
         for one in arms
@@ -59,4 +50,5 @@ def health_table(arms: Sequence[ArmHealth]) -> Table:
         (words("setting to change"), lambda one: (one.worst[1].knob or DASH) if one.worst else DASH),
     )
     rows = [dict(zip(_NAMES, row, strict=True)) for row in data]
-    return declared("health", "Health of the trials", note, arms, shape, rows, list(_NAMES))
+    note = {"sentence": health_sentence(arms), "unhealthy": any(one.unhealthy for one in arms)}
+    return declared("health", "Health of the trials", arms, shape, rows, list(_NAMES), **note)

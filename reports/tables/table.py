@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from reports.statistics.two_level import Estimate
+from reports.text.say import say
 from reports.text.words import interval, signed
 
 
@@ -70,21 +71,22 @@ def words(text: str, unit: str = "") -> Head:
 def declared(
     name: str,
     title: str,
-    note: str,
     rows: Iterable[Row],
     columns: Iterable[tuple[Head, Callable[[Row], TableCell | str]]],
     data: Iterable[Mapping[str, Any]] | pd.DataFrame,
     names: list[str] | None = None,
+    **values: Any,
 ) -> Table:
     """Make a table from its columns: the head of each, and the function that gives its cell of a row.
 
-    `data`: the rows of the CSV; `names`: its columns, where it can have no row.
+    `data`: the rows of the CSV; `names`: its columns, where it can have no row; `values`: those of the note, the macro
+    of this name in ``tables.j2``.
     """
     chosen = list(columns)
     texts = [[cell(row) for _, cell in chosen] for row in rows]
     cells = tuple(tuple(one if isinstance(one, TableCell) else TableCell(one) for one in row) for row in texts)
     frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(list(data), columns=names)
-    return Table(name, title, note, tuple(head for head, _ in chosen), cells, frame)
+    return Table(name, title, say("tables", name, **values), tuple(head for head, _ in chosen), cells, frame)
 
 
 def shown(estimate: Estimate | None, key: str = "", *, bold: bool = False) -> TableCell:

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.run.metrics import METRICS
-from reports.findings.best_of_n import choosing_arms
+from reports.findings.bound import choosing_arms
 from reports.findings.crossings import Crossed
 from reports.findings.findings import Claim, Effect, Findings, once
 from reports.findings.proxy import by_the_proxy_alone
 from reports.records.load import StudyRecords
 from reports.statistics.coverage import coverage_with
 from reports.statistics.hierarchical import LONE
-from reports.statistics.two_level import ALPHA, equivalence_p
-from reports.text.drift import at_equal_drift
-from reports.text.replicates import varies_training_alone, what_varies
+from reports.statistics.two_level import ALPHA
+from reports.text.phrases import at_equal_drift, varies_training_alone, what_varies
 from reports.text.say import say
 from reports.text.words import knob
 
@@ -168,7 +167,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         say("caveats", "once", metric) if once(records, metric) and effects else "",
         say("caveats", "proxy_alone", alone, turned),
         say("caveats", "machines", kinds),
-        *_without_verdict(effects),
+        _without_zero(effects),
         _sensitivity(metric, effects, findings),
     ]
     return list(filter(None, said))
@@ -182,19 +181,11 @@ def _machine(environment: Mapping[str, str]) -> str:
     return ", ".join(environment[key] for key in ("processor", "instruction_set") if key in environment)
 
 
-def _without_verdict(effects: list[Effect]) -> list[str]:
-    """Effects whose interval excludes 0, or lies within the smallest difference, and that are no verdict all the same:
-    only the corrected p-values are too large."""
+def _without_zero(effects: list[Effect]) -> str:
+    """Effects whose interval excludes 0 and that are no verdict all the same: only the corrected p is too large."""
     silent = [one for one in effects if one.outcome in ("equivalent", "undecided") and one.p_holm is not None]
-    apart = [one for one in silent if one.estimate and (one.estimate.low or 0) * (one.estimate.high or 0) > 0]
-    within = [
-        one
-        for one in silent
-        if one.outcome == "undecided" and one.estimate and one.smallest and one.p_equivalence is not None
-        if (equivalence_p(one.estimate, one.smallest) or 0.0) < ALPHA
-    ]
-    n = len(effects)
-    return [say("caveats", "without_zero", apart, n), say("caveats", "within_smallest", within, n)]
+    apart = [one for one in silent if one.estimate and one.estimate.excludes_zero]
+    return say("caveats", "without_zero", apart, len(effects))
 
 
 def _sensitivity(metric: str, effects: list[Effect], findings: Findings) -> str:

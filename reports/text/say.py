@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from reports.findings.bound import LEAST_EFFECTIVE
 from reports.findings.pairs import SMALL_EFFECT, SMALLEST
 from reports.findings.proxy import LIKED
 from reports.findings.recommendation import ONE_IN
-from reports.statistics.drift import SMOOTH
 from reports.statistics.hierarchical import LONE, SCALE
 from reports.statistics.matched_kl import WIDEST
+from reports.statistics.series import SMOOTH
 from reports.statistics.two_level import ALPHA
 from reports.text import words
 
@@ -28,13 +29,6 @@ _CONSTANTS = {
     "LEAST_EFFECTIVE": LEAST_EFFECTIVE, "LIKED": LIKED, "LISTED": LISTED, "LONE": LONE, "ONE_IN": ONE_IN,
     "SCALE": SCALE, "SMALLEST": SMALLEST, "SMALL_EFFECT": SMALL_EFFECT, "SMOOTH": SMOOTH, "WIDEST": WIDEST,
 }  # fmt: skip
-_FILTERS = {
-    "at": words.at, "count": words.count, "counted": words.counted, "gap": words.gap, "gap_unit": words.gap_unit,
-    "interval": words.interval, "is_judged": is_judged, "knob": words.knob, "listed": words.listed, "name": words.name,
-    "number": words.number, "p_value": words.p_value, "percent": words.percent, "range": words.spread,
-    "setting": words.setting, "signed": words.signed, "size": words.size, "unit": words.unit,
-    "upper_first": words.upper_first,
-}  # fmt: skip
 
 
 @cache
@@ -44,7 +38,7 @@ def _environment() -> jinja2.Environment:
         autoescape=False,  # plain text; the page escapes it
         undefined=jinja2.StrictUndefined,
     )
-    env.filters |= _FILTERS
+    env.filters |= {key: one for key, one in vars(words).items() if isfunction(one)} | {"is_judged": is_judged}
     env.globals |= _CONSTANTS
     return env
 

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from pipeline.run.metrics import METRICS
 from reports.statistics.two_level import Estimate
 from studies.definition.arms import short_names
 
-_THREE_DECIMALS = {
-    "eval/win_rate", "eval/win_rate_proxy", "eval/preference_accuracy", "eval/tie_rate", "eval/eos_rate",
-    "eval/distinct_1", "eval/distinct_2", "eval/fault_rate", "eval/fault_rate_reference",
-}  # fmt: skip
-
-_NAMES = {
-    "eval/win_rate": "win rate", "eval/tie_rate": "tie rate",
-    "eval/win_rate_proxy": "win rate by the proxy", "eval/preference_accuracy": "preference accuracy",
-    "eval/gold": "gold reward", "eval/gold_reference": "gold reward of the reference",
-    "eval/proxy": "proxy reward", "eval/proxy_reference": "proxy reward of the reference",
-    "eval/kl_per_token": "KL per token",
-    "eval/kl_per_sequence": "KL per sequence", "eval/entropy": "entropy", "eval/distinct_1": "distinct-1",
-    "eval/distinct_2": "distinct-2",
-    "objective/gold": "gold reward in training", "objective/scores": "proxy reward in training",
-    "objective/rlhf_reward": "reward less KL penalty in training", "objective/kl": "KL per sequence in training",
-    "objective/kl_per_token": "KL per token in training",
-    "objective/kl_exact_per_token": "exact KL per token in training",
-    "objective/kl_k3_per_token": "KL per token in training (k3)",
-    "objective/entropy": "entropy per sequence in training",
-    "objective/entropy_per_token": "exact entropy per token of the rollouts",
-    "policy/entropy": "entropy per token in training",
-    "eval/length": "length", "eval/eos_rate": "EOS rate", "eval/ppl_reference": "reference perplexity",
-    "eval/perplexity_texts": "perplexity of texts", "eval/reward_accuracy": "accuracy of the reward model",
-    "eval/perplexity_texts_reference": "perplexity of texts, reference",
-    "eval/fault_rate": "answers with a fault", "eval/fault_rate_reference": "answers with a fault, reference",
-}  # fmt: skip
-
-
+with Path(__file__).with_name("names.csv").open(encoding="utf-8", newline="") as _file:
+    _ROWS = {row["metric"]: row for row in csv.DictReader(_file)}
+_NAMES = {metric: row["name"] for metric, row in _ROWS.items()}
+_THREE_DECIMALS = {metric for metric, row in _ROWS.items() if row["decimals"] == "3"}
 _OF_MEMBER = {
     "eval/reward": "{}",
     "eval/gold": "score by {}",
@@ -172,7 +150,7 @@ def gap_unit(metric: str) -> str:
     return " points" if METRICS[metric].unit == "fraction" else unit(metric)
 
 
-def spread(items: Iterable[Any], field: str) -> str:
+def values(items: Iterable[Any], field: str) -> str:
     """``2,048``, or ``256 to 3,000`` where items differ in a field."""
     distinct = sorted({getattr(item, field) for item in items})
     ends = [count(value) if isinstance(value, int) else number(value) for value in (distinct[0], distinct[-1])]

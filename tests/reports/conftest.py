@@ -219,14 +219,6 @@ def scored_samples(path: Path) -> None:
     samples.to_parquet(path / "reference_samples.parquet", index=False)
 
 
-def draws(path: Path) -> None:
-    """What the reference stage leaves: four answers to each of 40 prompts."""
-    rng = np.random.default_rng(6)
-    gold = rng.normal(0.4, 1, 160)
-    table = pd.DataFrame({"prompt_id": np.repeat(np.arange(40), 4), "draw": np.tile(np.arange(4), 40), "gold": gold})
-    table.assign(proxy=0.8 * (gold - 0.4) + 0.6 * rng.normal(size=160)).to_parquet(path / "draws.parquet", index=False)
-
-
 class _Writer:
     def __init__(self, built: Built, prompts: int, first_completion: str | None) -> None:
         self.built, self.prompts, self.first = built, prompts, first_completion
@@ -248,8 +240,6 @@ class _Writer:
             if path.parent.name == "reward":
                 write_json(path / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
                 scored_samples(path)
-            if path.parent.name == "reference":
-                draws(path)
 
         stages = ("prompts", "sft", "reward", "reference")
         return {stage: self.stage(stage, f"{stage[:2]}00112233445566", write) for stage in stages}

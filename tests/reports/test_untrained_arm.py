@@ -13,7 +13,7 @@ from reports.figures.curves import arm_curves, kl, training
 from reports.figures.frontier import frontier
 from reports.figures.matched_kl import arithmetic
 from reports.figures.matched_kl import matched as matched_figure
-from reports.findings.best_of_n import choosing_arms
+from reports.findings.bound import choosing_arms
 from reports.findings.findings import Findings, analyse
 from reports.findings.matched_kl import matched
 from reports.records.load import StudyRecords, load_records

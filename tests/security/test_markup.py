@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
-from reports.pages.inline import inline_svg
+from reports.pages.page import inline_svg
 from studies.serving import app
 from studies.tracking.runs import upload
 

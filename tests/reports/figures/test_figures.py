@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,13 @@ from matplotlib.text import Text
 
 from reports.figures import style
 from reports.figures.curves import ArmCurve, arm_curves
-from reports.figures.marks import emphasis
-from reports.figures.overoptimisation import panels
+from reports.figures.marks import telling
 from reports.figures.price import COSTS
 from reports.figures.registry import FIGURES, draw, figure
 from reports.figures.style import INK, Drawn, arm_styles, house_style
 from reports.findings.findings import Findings, analyse
-from reports.findings.trajectories import ArmAlarm
 from reports.records.load import StudyRecords, load_records
 from reports.records.searches import SearchResult
-from reports.statistics.two_level import Estimate
 from studies.definition.schema import FIGURES as FIGURE_NAMES
 from studies.definition.search import Tried
 
@@ -147,25 +143,17 @@ def test_an_alarm_lies_on_the_line_it_marks(records: StudyRecords, findings: Fin
         assert data.loc[("beta_0", "objective/gold", "seed", seed, turn.step), "kl"] == pytest.approx(turn.kl, rel=0.15)
 
 
-def test_of_many_arms_the_telling_ones_stand_out(records: StudyRecords, findings: Findings) -> None:
-    assert emphasis(records, findings).arms == tuple(records.arms)
+def test_of_many_arms_the_telling_ones_are_drawn(records: StudyRecords, findings: Findings) -> None:
+    assert telling(records, findings) == records.arms
     names, template = [f"a{i}" for i in range(20)], findings.arm("beta_0.05")
     values = dict(zip(names, np.random.default_rng(0).permutation(20) / 20, strict=True))
     rate = template.estimates["eval/win_rate"]
     arms = [replace(template, arm=arm, estimates={"eval/win_rate": replace(rate, value=values[arm])}) for arm in names]
     study = records.study.model_copy(update={"arms": {name: {} for name in names}, "baseline": "a7"})
-    chosen = emphasis(replace(records, study=study), replace(findings, arms=tuple(arms)))
+    chosen = telling(replace(records, study=study), replace(findings, arms=tuple(arms)))
     ranked = sorted((name for name in names if name != "a7"), key=values.__getitem__)
-    assert set(chosen.arms) == {"a7", *ranked[:4], *ranked[-4:]}
-    assert (list(chosen.arms), chosen.others) == (sorted(chosen.arms, key=names.index), 11)
-    loud = ArmAlarm("a18", {}, 3, Estimate(4.0, 3.0, 5.0, 3, 0, "student"))
-    assert panels(names, {"a18": loud, "a1": ArmAlarm("a1", {}, 3, None)}, "a15") == [*names[:10], "a15", "a18"]
-
-
-def test_labels_are_moved_apart_and_ticks_are_round() -> None:
-    places = style._spread([10.0, 11.0, 12.0, 95.0, 96.0], 10.0, 0.0, 100.0)
-    assert all(later - earlier >= 10.0 for earlier, later in pairwise(places))
-    assert (places[0], places[-1]) == (10.0, 100.0)
+    assert set(chosen) == {"a7", *ranked[:4], *ranked[-4:]}
+    assert chosen == sorted(chosen, key=names.index)
     assert [style._round(value) for value in (0.037, 7.2, 216.0)] == pytest.approx([0.03, 5.0, 200.0])
 
 

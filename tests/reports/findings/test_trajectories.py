@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from reports.findings.findings import Findings
-from reports.findings.peaks import gold_peaks
-from reports.findings.symptoms import healths
-from reports.findings.trajectories import alarms, aligned, paths
+from reports.findings.trajectories import alarms, aligned, gold_peaks, healths, paths
 from reports.records.load import StudyRecords
-from reports.tables.peaks import peaks_table
+from reports.tables.drift import peaks_table
 from reports.tables.symptoms import health_table
 from studies.claims.symptoms import by_arm, health_of
 

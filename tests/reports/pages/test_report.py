@@ -85,7 +85,7 @@ def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
     names = set(registry.FIGURES) - {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
     wanted |= {f"figures/{name}{suffix}" for name in names for suffix in (".svg", ".png", ".pdf", ".csv")}
     tables = ["claims", "arms", "completions", "effects", "power", "matched_kl", "alarms", "gold_peaks", "health"]
-    tables += ["verdicts", "statuses", "cost", "trials", "upstream", "coverage"]
+    tables += ["verdicts", "statuses", "cost", "trials", "upstream"]
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
     assert set(rendered[1]) == wanted
     assert all(rendered[1].values())

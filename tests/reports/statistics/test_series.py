@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reports.statistics.drift import DriftPath, drift_path, mean_path, running_mean, window_of
-from reports.statistics.peak import Peak, peak
-from reports.statistics.series import align, grid_of
+from reports.statistics.series import (
+    DriftPath,
+    Peak,
+    align,
+    drift_path,
+    grid_of,
+    mean_path,
+    peak,
+    running_mean,
+    window_of,
+)
 
 
 def test_different_steps_meet_by_interpolation_within_their_range() -> None:

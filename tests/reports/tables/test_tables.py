@@ -15,9 +15,8 @@ from reports.findings.findings import Findings, analyse
 from reports.findings.pairs import shared
 from reports.records.load import StudyRecords, load_records
 from reports.records.searches import SearchResult
-from reports.statistics.coverage import published
 from reports.statistics.power import detectable
-from reports.tables.judge import KINDS, RULES, judge_table, judges
+from reports.tables.judge import KINDS, judge_table, judges
 from reports.tables.results import all_tables, arm_table
 from reports.tables.search import tuning_table
 from reports.tables.table import Head, Table, TableCell, latex, markdown
@@ -101,11 +100,7 @@ def test_power_uses_the_error_of_the_effect(
         assert one.seeds_needed is None or one.seeds_needed > one.seeds
 
 
-def test_coverage_divergence_and_alarms(tables: dict[str, Table]) -> None:
-    table = tables["coverage"]
-    equal = [cell for cell in published() if (cell.seeds, cell.spread) == (5, "equal")]
-    lowest = min(min(cell.mean_coverage, cell.difference_coverage) for cell in equal)
-    assert (table.rows[3][0].text, table.rows[3][1].text[:6]) == ("5", f"{100 * lowest:.0f} to ")
+def test_divergence_and_alarms(tables: dict[str, Table]) -> None:
     assert row(tables["statuses"], "beta_0")[-1].startswith("0.333 [")
     assert tables["statuses"].frame.set_index("arm").loc["beta_0.01", "ended"] == 2
     assert row(tables["alarms"], "beta_0")[1] == "3 of 3"
@@ -160,10 +155,13 @@ def test_a_guarded_judge_has_a_row_for_every_kind_of_text() -> None:
     shares = (("faulty", 0.25), ("wins", 0.125), ("wins_lexicon", 0.75))
     ends = {f"{key}{end}": value for key, value in shares for end in ("", "_low", "_high")}
     own: dict[str, float] = {f"{kind}/{key}": value for kind in KINDS for key, value in {**ends, "n": 512}.items()}
-    own |= {f"threshold/{name}": place + 0.25 for place, name in enumerate(RULES)} | {f"share/{n}": 0.03 for n in RULES}
+    rules = ["unlikely", "predictable", "repetitive", "disordered", "copied", "gushing", "thin", "unended"]
+    own |= {f"threshold/{name}": 0.25 for name in rules} | {f"share/{name}": 0.03 for name in rules}
     own |= {"threshold_texts": 1598, "length": 32}
     assert judges(judged(("prompts", {}), ("reward", {"accuracy": 0.9}), ("judge", {}))) == []
     table = judge_table(judged(("sft", {}), ("judge", own), ("judge", own | {"length": 8})))
     assert len(table.rows) == 2 * len(KINDS)
     assert [cell.text for cell in table.rows[1][1:]] == ["512", "25.0", "12.5", "75.0"]
+    assert "97 % of real texts" in table.note
+    assert "32 / 8 tokens" in table.note
     assert len({cells[0].text for cells in table.rows}) == 2 * len(KINDS), "each judge names its length"

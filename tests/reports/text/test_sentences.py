@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.findings.findings import Effect, Findings, analyse
+from reports.findings.findings import Findings, analyse
 from reports.findings.matched_kl import Left, MatchedKL
 from reports.findings.recommendation import Recommendation
 from reports.records.load import StudyRecords, load_records
@@ -18,9 +18,8 @@ from reports.records.searches import SearchResult
 from reports.statistics.coverage import coverage_with
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
-from reports.text.drift import at_equal_drift, left_out, not_compared
-from reports.text.health import health_sentence
 from reports.text.hypotheses import verdict_sentence
+from reports.text.phrases import at_equal_drift, health_sentence, left_out, not_compared
 from reports.text.say import say
 from reports.text.words import percent, signed
 from studies.claims.symptoms import ArmHealth
@@ -54,12 +53,10 @@ def of(*arms: str) -> tuple[tuple[str, int], ...]:
     [
         ({"diverged": of(*ARMS)}, ["diverged (6 of 6)"]),
         ({"missing": of(*ARMS)}, ["no answer yet", "6 missing"]),
-        ({"failed": of(*ARMS)}, ["no answer yet", "6 failed"]),
         ({"diverged": of("beta_0.05")}, ["The baseline beta_0.05", "(2 diverged)", "win rate"]),
-        ({"missing": of("beta_0.05")}, ["The baseline beta_0.05", "(2 not run)", "win rate"]),
         (
             {"diverged": of("beta_0"), "missing": (("beta_0.2", 1), ("beta_0.05", 0))},
-            ["beta_0 has no evaluated trial (2 diverged)", "beta_0.2 shares no evaluated seed", "1 of 2 seeds × 24"],
+            ["(2 diverged)", "beta_0.2 shares no evaluated seed", "1 of 2 seeds × 24"],
         ),
     ],
 )
@@ -91,14 +88,11 @@ def test_every_arm_stands_once_under_its_own_verdict_with_its_numbers(
             assert sentence.count(sample) == 1
 
 
-def test_differences_that_do_not_matter_are_called_so(records: StudyRecords, findings: Findings) -> None:
+def test_small_differences_many_arms_and_searches(records: StudyRecords, findings: Findings) -> None:
     assert " within 0.050." in answer(records, changed(findings, outcome="equivalent", smallest=0.05)).sentence
     small = changed(findings, outcome="worse", smallest=0.07, p_equivalence=0.01)
-    assert "is below 0.070, the smallest that matters" in answer(records, small).sentence
+    assert "below 0.070, the smallest that matters" in answer(records, small).sentence
     assert "smallest" not in answer(records, changed(small, p_equivalence=0.1)).sentence
-
-
-def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, findings: Findings) -> None:
     one = findings.effects_on(WIN)[0]
     effects = tuple(
         replace(one, arm=f"arm-{n}", estimate=Estimate(-n / 100, -n / 100 - 0.01, -0.001, 3, 200, "student"))
@@ -109,12 +103,6 @@ def test_many_arms_are_summed_up_with_their_range(records: StudyRecords, finding
     ends = ["7 arms", "−0.070 [−0.080, −0.001] (arm-7)", "−0.010 [−0.020, −0.001] (arm-1)", "worse than"]
     assert [words for words in ends if words not in sentence] == []
     assert "arm-4" not in sentence
-    untested = answer(records, changed(findings, outcome="not estimable")).sentence
-    assert "not tested against the baseline beta_0.05" in untested
-    assert all(untested.count(f"{arm} (") == 1 for arm in ("beta_0", "beta_0.01", "beta_0.2"))
-
-
-def test_a_search_names_what_it_confirmed(records: StudyRecords, findings: Findings) -> None:
     trials = tuple(Tried(n, f"search-00{n}", {"kl.beta": 0.03125678}, "complete", {}, True, 64) for n in range(4))
     for confirmed, words in (({}, ["4 configurations", "none"]), ({"c": 2}, ["4 conf", "c (kl.beta 0.03126)"])):
         sentence = answer(records, replace(findings, search=SearchResult(trials, (2,), confirmed))).sentence
@@ -123,9 +111,11 @@ def test_a_search_names_what_it_confirmed(records: StudyRecords, findings: Findi
 
 def test_a_baseline_without_a_name_is_named_by_its_values(build: Builder, tmp_path: Path) -> None:
     arms = {"baseline": {}, "beta=0.2": {"kl.beta": 0.2, "algorithm.gae_lambda": 1.0}}
-    assert (
-        "(beta 0.05, gae_lambda 0.95)" in said(build, tmp_path, seeds=(0, 1), arms=arms, baseline="baseline").sentence
-    )
+    extra = "vary: [labels, reward, sft]\n"
+    found = said(build, tmp_path / "a", seeds=(0, 1), arms=arms, baseline="baseline", extra=extra)
+    assert "(beta 0.05, gae_lambda 0.95)" in found.sentence
+    alone = said(build, tmp_path / "b", seeds=(0, 1))
+    assert [any("All trials share" in line for line in one.caveats) for one in (found, alone)] == [False, True]
 
 
 def caveats(records: StudyRecords, findings: Findings, word: str) -> list[str]:
@@ -166,29 +156,21 @@ def test_undecided_comes_with_the_difference_that_could_have_been_missed(
 
     (likely,) = found(detectable=0.3)
     assert f"0.300 ({worst.arm})" in likely
-    assert f"0.050 takes about {worst.seeds_needed} seeds" in likely
-    assert "however large" in found(detectable=1.2)[0]
+    assert f"{worst.seeds_needed} seeds" in likely
     assert "no number of seeds" in found(seeds_needed=None, more_prompts=True)[0]
     assert caveats(records, changed(findings, outcome="better"), "80 % power") == []
-
-
-def test_intervals_that_are_no_verdict_are_explained(records: StudyRecords, findings: Findings) -> None:
+    # An interval without 0 is no verdict where the corrected p is too large, and the page says so.
     first = findings.effects_on(WIN)[0]
     assert first.estimate
-
-    def told(effect: Effect) -> bool:
-        others = tuple(one for one in findings.effects if one is not first)
-        return bool(caveats(records, replace(findings, effects=(effect, *others)), f"{effect.arm} (p 0.071)"))
-
     beside = replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
     odd = replace(first, estimate=beside, p_holm=0.0712, outcome="undecided", p_equivalence=None)
-    assert told(odd)
-    assert not told(replace(odd, outcome="worse"))
-    assert not told(replace(odd, estimate=replace(beside, high=0.1)))
-    near = replace(first, smallest=10.0, outcome="undecided", p_holm=0.9, p_equivalence=0.0712)
-    assert told(near)
-    assert not told(replace(near, outcome="equivalent"))
-    assert not told(replace(near, smallest=1e-6))
+    for effect, told in (
+        (odd, 1),
+        (replace(odd, outcome="worse"), 0),
+        (replace(odd, estimate=replace(beside, high=0.1)), 0),
+    ):
+        others = tuple(one for one in findings.effects if one is not first)
+        assert len(caveats(records, replace(findings, effects=(effect, *others)), "(p 0.071)")) == told
 
 
 FORM = "  - {{name: form, claim: it holds, {}}}\n"
@@ -203,10 +185,6 @@ FORM = "  - {{name: form, claim: it holds, {}}}\n"
          " relative: ratio", ["mean ratio"]),
         ("metric: eval/win_rate, op: '<', threshold: 1", ["6 of 6 trials", "at worst"]),
         ("metric: eval/gold, op: '<', threshold: 99, bound: high", ["high end of the 95 % interval"]),
-        ("metric: eval/gold, op: '<', threshold: 99, bound: low, relative_to: baseline",
-         ["low end of the 95 % interval of the difference"]),
-        ("metric: objective/gold, op: '<', threshold: 9.0, before_step: 32, aggregation: mean", ["mean of"]),
-        ("metric: objective/gold, op: '>', threshold: -9.0, before_step: 32, aggregation: mean", ["mean of"]),
     ],
 )  # fmt: skip
 def test_claims_of_every_form(build: Builder, tmp_path: Path, keys: str, words: list[str]) -> None:
@@ -274,11 +252,8 @@ ROW = MatchedKL(
 def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
     assert at_equal_drift([]) == ""
     sentence = at_equal_drift([ROW])
-    numbers = (
-        "curriculum (−0.08 [−0.27, +0.12] at 6.10 nats per sequence, interpolated between beta_0.05 and beta_0.01; "
-    )
-    assert numbers + "5 seeds)" in sentence
-    assert "not distinguishable" in sentence
+    for words in ("−0.08 [−0.27, +0.12] at 6.10 nats", "between beta_0.05 and beta_0.01", "5 seeds", "not distinguish"):
+        assert words in sentence
     up, down = replace(ROW, outcome="better", difference=replace(DIFFERENCE, value=0.2)), replace(ROW, outcome="worse")
     sentence = at_equal_drift([replace(up, arm="a"), replace(down, arm="b"), ROW, replace(up, metric="eval/proxy")])
     places = [sentence.index(word) for word in ("a (", "above", "b (", "below", "curriculum (", "not distinguishable")]
@@ -287,15 +262,12 @@ def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
     assert [f"arm-{n} (" in at_equal_drift(many) for n in range(1, 8)] == [True, *[False] * 5, True]
 
 
-@pytest.mark.parametrize("why", ["beyond", "below", "few arms", "far apart", "not evaluated"])
+@pytest.mark.parametrize("why", ["beyond", "few arms", "far apart", "not evaluated"])
 def test_arms_that_are_not_compared_come_with_the_reason(why: Left) -> None:
     row = replace(ROW, arm="far", reason="few seeds", difference=None, left=dict.fromkeys(range(3), why))
-    words = {"few arms": "too few arms", "far apart": "factor of 2"}.get(why, why)
     assert "3 of 5 seeds" in not_compared(row)
-    assert words in not_compared(row) == left_out(row)
+    assert {"far apart": "factor of 2"}.get(why, why) in not_compared(row) == left_out(row)
     assert f"far ({not_compared(row)})" in at_equal_drift([ROW, row])
-    some = replace(ROW, seeds=8, left={5: why, 6: "not evaluated"})
-    assert "5 of 8 seeds" in at_equal_drift([some])
     alone = replace(row, reason="few arms", collapsed=("free",))
     assert "free" in not_compared(alone)
     assert "far and near" in at_equal_drift([alone, replace(alone, arm="near")])
