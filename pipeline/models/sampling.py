@@ -14,8 +14,8 @@ batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,23 +44,13 @@ class Drawn:
     forward, in the same precision."""
 
 
-class Sampler(Protocol):
-    """Samples one response per prompt from the whole distribution; nothing truncates it."""
-
-    def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
-        """queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1), uniform. Raises
-        `MemoryFull`."""
-
-    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
-        """The same with log-probabilities, which show how far the sampler is from the training forward."""
-
-    def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
-        """The likeliest token at each place, at most `longest` of them; the rest as for `sample`."""
-
-
 @dataclass(frozen=True)
 class EagerSampler:
-    """Samples with the network itself, one forward a token; for every architecture and device."""
+    """Samples one response per prompt with the network itself, one forward a token; for every architecture and device.
+
+    The distribution is the whole softmax of logits / temperature: nothing truncates it, or the KL could come out
+    negative. At temperature 0 the likeliest token is taken, whatever the noise.
+    """
 
     lm: CausalLM
     temperature: float
@@ -70,95 +60,71 @@ class EagerSampler:
     pad_id: int
 
     def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
-        return self._sample(queries, query_mask, noise, self.temperature)
-
-    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
-        return Drawn(self.sample(queries, query_mask, noise), None)
+        """queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1), uniform. Raises
+        `MemoryFull`."""
+        return self.draw(queries, query_mask, noise).episodes
 
     def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
-        return self._sample(queries, query_mask, torch.zeros(len(queries), longest), 0.0)
+        """The likeliest token at each place, at most `longest` of them; the rest as for `sample`."""
+        return replace(self, temperature=0.0).sample(queries, query_mask, torch.zeros(len(queries), longest))
 
-    def _sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor, temperature: float) -> Episodes:
-        ids = {"eos_id": self.eos_id, "pad_id": self.pad_id}
-        return sample(self.lm, queries, query_mask, noise, **ids, temperature=temperature, room=self.room)
+    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
+        """The same with log-probabilities, which show how far the sampler is from the training forward."""
+        parts = self.room.over(len(queries), lambda rows: self.some(queries[rows], query_mask[rows], noise[rows]))
+        responses = torch.cat([tokens for tokens, _ in parts])
+        logprobs = [one for _, one in parts if one is not None]
+        ends, width = responses == self.eos_id, noise.shape[1]
+        ended = ends.any(1)
+        mask = response_mask(torch.where(ended, ends.int().argmax(1) + 1, width), width)
+        episodes = Episodes(torch.cat([queries, responses], dim=1), query_mask, mask, ended)
+        return Drawn(episodes, torch.where(mask, torch.cat(logprobs), 0.0) if logprobs else None)
 
+    @torch.inference_mode()
+    def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Responses (B, T) of rows that are in memory together; what stands behind their ends means nothing."""
+        from transformers import DynamicCache
 
-def sample(
-    model: CausalLM,
-    queries: Tensor,
-    query_mask: Tensor,
-    noise: Tensor,
-    *,
-    eos_id: int,
-    pad_id: int,
-    temperature: float,
-    room: Room,
-) -> Episodes:
-    """Sample one response per prompt, at most T tokens, as many rows at a time as `room` has. Raises `MemoryFull`.
-
-    queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1). The distribution is
-    the whole softmax of logits / temperature: nothing truncates it, or the KL could come out negative. At temperature 0
-    the likeliest token is taken, whatever the noise.
-    """
-    parts = room.over(
-        len(queries),
-        lambda rows: _sample(model, queries[rows], query_mask[rows], noise[rows], eos_id, pad_id, temperature),
-    )
-    responses = torch.cat([tokens for tokens, _ in parts])
-    lengths = torch.cat([length for _, length in parts])
-    mask = response_mask(lengths, noise.shape[1])
-    last = responses.gather(1, (lengths - 1).unsqueeze(1)).squeeze(1)
-    return Episodes(torch.cat([queries, responses], dim=1), query_mask, mask, last == eos_id)
-
-
-@torch.inference_mode()
-def _sample(
-    model: CausalLM, queries: Tensor, query_mask: Tensor, noise: Tensor, eos_id: int, pad_id: int, temperature: float
-) -> tuple[Tensor, Tensor]:
-    from transformers import DynamicCache
-
-    rows, width = noise.shape
-    responses = torch.full((rows, width), pad_id, dtype=queries.dtype, device=queries.device)
-    lengths = torch.zeros(rows, dtype=torch.long, device=queries.device)
-    noise = noise.to(queries.device, torch.float64)
-    mask = torch.cat([query_mask, query_mask.new_ones(rows, width)], dim=1).long()
-    cache: Any = DynamicCache(config=model.config)
-    body, head = trunk(model), model.get_output_embeddings()
-    # The responses to one prompt stand together: it is read once, and what was read is copied for each.
-    once, copies = distinct(queries, query_mask)
-    tokens, seen, read = queries[once], queries.shape[1], mask[once, : queries.shape[1]]
-    place = positions(read)
-    # Which rows are in the batch, and which of these have not ended.
-    live, open_ = torch.arange(rows, device=queries.device), torch.ones(rows, dtype=torch.bool, device=queries.device)
-    for t in range(width):
-        output = body(
-            input_ids=tokens,
-            attention_mask=read,
-            position_ids=place,
-            past_key_values=cache,
-            use_cache=True,
-        )
-        last = output.last_hidden_state[:, -1]
-        if t == 0 and len(last) < rows:
-            cache.reorder_cache(copies)
-            last, place = last[copies], place[copies]
-        logits = head(last)
-        chosen = inverse_cdf(logits, noise[:, t], temperature) if temperature else logits.argmax(1)
-        responses[live, t] = torch.where(open_, chosen, pad_id)
-        lengths[live] += open_
-        open_ = open_ & (chosen != eos_id)
-        left = int(open_.sum())
-        if not left:
-            break
-        tokens, place = chosen.unsqueeze(1), place[:, -1:] + 1
-        if left <= KEEP * len(live):
-            kept = open_.nonzero().squeeze(1)
-            cache.reorder_cache(kept)
-            tokens, place, mask, noise, live, open_ = (
-                tensor[kept] for tensor in (tokens, place, mask, noise, live, open_)
+        rows, width = noise.shape
+        responses = torch.full((rows, width), self.pad_id, dtype=queries.dtype, device=queries.device)
+        noise = noise.to(queries.device, torch.float64)
+        mask = torch.cat([query_mask, query_mask.new_ones(rows, width)], dim=1).long()
+        cache: Any = DynamicCache(config=self.lm.config)
+        body, head = trunk(self.lm), self.lm.get_output_embeddings()
+        # The responses to one prompt stand together: it is read once, and what was read is copied for each.
+        once, copies = distinct(queries, query_mask)
+        tokens, seen, read = queries[once], queries.shape[1], mask[once, : queries.shape[1]]
+        place = positions(read)
+        # Which rows are in the batch, and which of these have not ended.
+        live = torch.arange(rows, device=queries.device)
+        open_ = torch.ones(rows, dtype=torch.bool, device=queries.device)
+        for t in range(width):
+            output = body(
+                input_ids=tokens,
+                attention_mask=read,
+                position_ids=place,
+                past_key_values=cache,
+                use_cache=True,
             )
-        read = mask[:, : seen + t + 1]
-    return responses, lengths
+            last = output.last_hidden_state[:, -1]
+            if t == 0 and len(last) < rows:
+                cache.reorder_cache(copies)
+                last, place = last[copies], place[copies]
+            logits = head(last)
+            chosen = inverse_cdf(logits, noise[:, t], self.temperature) if self.temperature else logits.argmax(1)
+            responses[live, t] = torch.where(open_, chosen, self.pad_id)
+            open_ = open_ & (chosen != self.eos_id)
+            left = int(open_.sum())
+            if not left:
+                break
+            tokens, place = chosen.unsqueeze(1), place[:, -1:] + 1
+            if left <= KEEP * len(live):
+                kept = open_.nonzero().squeeze(1)
+                cache.reorder_cache(kept)
+                tokens, place, mask, noise, live, open_ = (
+                    tensor[kept] for tensor in (tokens, place, mask, noise, live, open_)
+                )
+            read = mask[:, : seen + t + 1]
+        return responses, None
 
 
 def distinct(queries: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,17 +18,15 @@ from torch import Tensor, nn
 
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.fp32_heads import Fp32Head
-from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes, response_mask
 from pipeline.models.precision import DTYPES, Precision
-from pipeline.models.sampling import Drawn, EagerSampler, Sampler, drawn
+from pipeline.models.sampling import EagerSampler, drawn
 
 TINY = torch.finfo(torch.float32).tiny
 
 
 def choose_sampler(
     choice: Literal["auto", "eager", "static"], eager: EagerSampler, precision: Precision, warn: Callable[[str], None]
-) -> Sampler:
+) -> EagerSampler:
     """`eager`, or the static sampler of the same policy where `choice` or the device asks for it.
 
     One line to `warn` for a network whose decode step transformers does not declare to be compilable: it is sampled
@@ -51,45 +49,19 @@ def choose_sampler(
 
 
 @dataclass(frozen=True)
-class StaticSampler:
+class StaticSampler(EagerSampler):
     """Samples with `generate`. Same noise, same text as the eager sampler's, up to rounding."""
 
-    lm: CausalLM
-    temperature: float
-    room: Room
-    """Rows in memory at once; changes nothing."""
-    eos_id: int
-    pad_id: int
     precision: Precision
     compilation: Any = None
     """How a step is compiled, a `CompileConfig` of transformers; None: it is not."""
 
-    def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
-        return self.draw(queries, query_mask, noise).episodes
-
-    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
-        return self._draw(queries, query_mask, noise, self.temperature)
-
-    def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
-        return self._draw(queries, query_mask, torch.zeros(len(queries), longest), 0.0).episodes
-
-    def _draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor, temperature: float) -> Drawn:
-        parts = self.room.over(
-            len(queries), lambda rows: self._some(queries[rows], query_mask[rows], noise[rows], temperature)
-        )
-        responses, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
-        ends = responses == self.eos_id
-        ended, width = ends.any(1), noise.shape[1]
-        mask = response_mask(torch.where(ended, ends.int().argmax(1) + 1, width), width)
-        episodes = Episodes(torch.cat([queries, responses], dim=1), query_mask, mask, ended)
-        return Drawn(episodes, torch.where(mask, logprobs, 0.0))
-
-    def _some(self, queries: Tensor, query_mask: Tensor, noise: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
         """Responses and log-probabilities (B, T) of rows that are in memory together."""
         from transformers import GenerationConfig
 
         (rows, context), width = queries.shape, noise.shape[1]
-        choice = _Choice(context, noise.to(queries.device), temperature)
+        choice = _Choice(context, noise.to(queries.device), self.temperature)
         wanted = GenerationConfig(
             max_new_tokens=width,
             do_sample=False,  # of what `choice` leaves

@@ -23,7 +23,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
-from pipeline.models.sampling import Sampler
+from pipeline.models.sampling import EagerSampler
 from pipeline.training.experience import Measured, groups_of
 from pipeline.training.part import Terms
 from pipeline.training.processes import Ranks, concatenated
@@ -58,7 +58,7 @@ class RolloutContext:
     reference: CausalLM
     score: ScoreFn
     cfg: TrialConfig
-    sampler: Sampler
+    sampler: EagerSampler
     """Of the actor's policy."""
     room: Room
     """Rows in memory at once; changes nothing."""

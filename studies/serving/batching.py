@@ -23,7 +23,7 @@ from pipeline.models.loading import CausalLM, freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import response_hidden
 from pipeline.models.precision import Precision
-from pipeline.models.sampling import sample, tokenize_prompts
+from pipeline.models.sampling import EagerSampler, tokenize_prompts
 from pipeline.models.seeding import uniforms
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
@@ -163,11 +163,11 @@ class Server:
         queries, mask = (tensor.to(device) for tensor in tokenize_prompts(self.tokenizer, prompts))
         # The noise of a completion depends on seed and index alone, and that of a longer one begins alike.
         noise = [uniforms(1, first.max_tokens, "serve", one.seed, i) for one in batch for i in range(one.size)]
-        how: dict[str, Any] = {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
-        how["temperature"] = first.temperature if first.temperature > 1e-6 else 0.0  # or logits / temperature overflow
+        temperature = first.temperature if first.temperature > 1e-6 else 0.0  # or logits / temperature overflow
+        ends = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
         self.counts.update(batches_total=1, completions_total=len(prompts))
         with Precision.of(device).autocast():
-            episodes = sample(model, queries, mask, torch.cat(noise), room=self._room, **how)
+            episodes = EagerSampler(model, temperature, self._room, *ends).sample(queries, mask, torch.cat(noise))
             drawn = Completions.of(self.tokenizer, episodes, prompts)
             pairs = zip(batch, accumulate(one.size for one in batch), strict=True)
             return [self._answer(one, model, drawn.take(slice(end - one.size, end))) for one, end in pairs]

@@ -23,7 +23,7 @@ from tinytrial import BASE, preset, rows_of
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import k3
-from pipeline.algorithms.mathematics.masking import masked_mean, masked_whiten
+from pipeline.algorithms.mathematics.masking import masked_mean
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, non_score_reward, overlong
 from pipeline.algorithms.registry import estimator_of
 from pipeline.config.presets import PRESETS
@@ -210,13 +210,6 @@ def test_trl_divides_dapo_and_cispo_by_the_mean_mini_batch_and_we_by_the_mini_ba
             assert float(ours.clipped) == pytest.approx(masked_mean(capped * 1.0, mask))
 
 
-def test_trl_weighs_k3_by_the_ratio_by_default_and_our_presets_do_not() -> None:
-    """`use_bias_correction_kl`, True unless it is given."""
-    weighs = {name: one.get("use_bias_correction_kl") for name, one in ABOUT["settings"].items()}
-    assert (weighs["grpo"], weighs["grpo_ratio_k3"]) == (False, True)
-    assert all(settings(name, {}).kl.loss_estimator == "k3" for name in ("grpo", "dr_grpo", "gspo", "cispo", "dapo"))
-
-
 def test_trl_weighs_k3_of_a_token_by_the_ratio_of_its_response_in_gspo_and_we_by_its_own() -> None:
     """Ours estimates the KL of the new policy on the tokens of an older one; theirs mixes the two levels."""
     wide = {"algorithm__clip__epsilon": 0.01, "algorithm__clip__epsilon_high": None}
@@ -248,47 +241,3 @@ def test_trl_averages_the_entropy_over_tokens_whatever_the_loss_and_we_weigh_it_
         each = (entropies * mask).sum(1) / mask.sum(1)
         assert float(ours_moves) == pytest.approx(-0.2 * float(each.mean()), rel=1e-5)
         assert abs(float(ours_moves - theirs_moves)) > 1e-3
-
-
-def test_micro_batches_of_trl_are_a_mean_of_means() -> None:
-    """Ours weigh tokens, and change nothing."""
-    cfg, worth = (
-        settings("lite_ppo", {"kl__beta": 0.0, "algorithm__advantage": "group_norm"}),
-        worth_of("micro_batches"),
-    )
-    for number, rows in MINI_BATCHES:
-        halves = [float(step(cfg, part, worth).loss) for part in rows.chunk(2)]
-        loss, whole = float(GOLDEN["micro_batches/loss"][number]), float(step(cfg, rows, worth).loss)
-        assert loss == pytest.approx(sum(halves) / 2, rel=1e-6)
-        assert abs(loss - whole) > 1e-4
-
-
-def test_trl_whitens_by_the_unbiased_deviation_plus_1e_4_and_we_by_the_biased_variance_plus_1e_8() -> None:
-    whole = advantages(settings("rloo", {}))[:, :1]
-    ours, distances = masked_whiten(whole, MASK[:, :1]), whole - whole.mean()
-    torch.testing.assert_close(ours * (whole.var(correction=0) + 1e-8).sqrt(), distances)
-    torch.testing.assert_close(GOLDEN["rloo_whitened/advantages"].unsqueeze(1) * (whole.std() + 1e-4), distances)
-
-
-def test_trl_keys_v_star_by_the_text_of_a_prompt_and_we_by_its_number() -> None:
-    """Of two prompts with one text, the first and the last, TRL gives both what it found last. The pipeline's own
-    prompts are distinct, and there the two agree."""
-    ours, keyed = soft_values(settings(*CASES["a2po"])), GOLDEN["a2po_same_text/v_star"].double()
-    assert float(keyed[0]) == float(keyed[-1]) == pytest.approx(float(ours[-1]), rel=1e-6)
-    assert abs(float(keyed[0] - ours[0])) > 1
-    torch.testing.assert_close(keyed[1:], ours[1:], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", REGRESSED)
-def test_trl_leaves_out_prompts_whose_samples_sum_to_0_and_we_train_on_all(case: str) -> None:
-    """Its filter `filter_all_incorrect` is meant for scores of 0 and 1, where such a prompt has no right answer. Among
-    real scores it also meets those that cancel out. The saved gradients hold these prompts too."""
-    rows, kept, about = torch.arange(len(SCORES)), GOLDEN[f"{case}/kept"], ABOUT["settings"][case]
-    assert about["filter_all_incorrect"]
-    assert torch.equal(kept, rows[SAMPLED[:, : about["num_value_samples"]].sum(1) != 0])
-    incorrect, cancelling = sorted(set(rows.tolist()) - set(kept.tolist()))
-    cfg = settings(*CASES[case])
-    values = soft_values(cfg)
-    assert values[incorrect] == 0
-    assert values[cancelling] > 0.5
-    assert (step(cfg, rows, advantages(cfg)).gradient[MASK].abs() > 1e-4).all()

@@ -62,7 +62,6 @@ class Case:
     episodes: Episodes
     seen: Witness
     trained: dict[str, Tensor]
-    optimiser_steps: int
 
     @property
     def mask(self) -> Tensor:
@@ -97,8 +96,6 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None
     trainer = ppo_trainer(
         cfg, policy, reference, critic, reward, queries, words, folder, **({"stop_token": "eos"} | changes)
     )
-    taken = [0]
-    trainer.optimizer.optimizer.register_step_post_hook(lambda *_: taken.__setitem__(0, taken[0] + 1))
     seen = Witness(trainer)
     epochs = iter(range(cfg.train.num_epochs))
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +105,7 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None
         )
         trainer.train()
     trained = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
-    return Case(cfg, *untouched, rollouts[0], seen, trained, taken[0])
+    return Case(cfg, *untouched, rollouts[0], seen, trained)
 
 
 def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:

@@ -16,7 +16,7 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import NAMES, Precision
-from pipeline.models.sampling import EagerSampler, Sampler, inverse_cdf, sample
+from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.models.seeding import stream, uniforms
 from pipeline.models.static_sampler import choose_sampler
 
@@ -76,7 +76,7 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
 ) -> None:
     network, (ids, mask), noise = small().to(device), prompts(), uniforms(ROWS, 12, "gpu responses")
     room = Room("rows", 10)
-    made = sample(network, ids.to(device), mask.to(device), noise, **IDS, temperature=1.0, room=room)
+    made = EagerSampler(network, 1.0, room, **IDS).sample(ids.to(device), mask.to(device), noise)
 
     @torch.no_grad()
     def one_by_one(row: int) -> list[int]:
@@ -99,13 +99,13 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
 # --- the static sampler --------------------------------------------------------------------------------------------
 
 
-def samplers(device: str, precision: str, vocab: int = 1024) -> tuple[EagerSampler, Sampler]:
+def samplers(device: str, precision: str, vocab: int = 1024) -> tuple[EagerSampler, EagerSampler]:
     """The eager one, and the one that a trial has on the device where it asks for the static sampler."""
     eager = EagerSampler(fp32_logits(small(vocab)).to(device), 1.0, Room("rows", ROWS), **IDS)
     return eager, choose_sampler("static", eager, Precision(torch.device(device), NAMES[precision]), pytest.fail)
 
 
-def sampled(sampler: Sampler, device: str) -> Episodes:
+def sampled(sampler: EagerSampler, device: str) -> Episodes:
     """Two responses to each prompt."""
     ids, mask = (one.repeat_interleave(2, 0).to(device) for one in prompts(ROWS // 2))
     return sampler.sample(ids, mask, uniforms(ROWS, TOKENS, "gpu static"))

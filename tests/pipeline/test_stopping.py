@@ -6,15 +6,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pytest
-import torch
-from helpers import Recorder
 from hypothesis import given
 from hypothesis import strategies as st
-from tinytrial import Killed, Killer, run, trainer
+from tinytrial import run
 
 from pipeline.config.train import StopRule
-from pipeline.run.metrics_log import merged
 from pipeline.stopping import Watcher, counted, first_break
 
 KL = "objective/kl_per_token"
@@ -71,19 +67,6 @@ def test_a_stopped_trial_ends_at_once_and_says_why(tmp_path: Path) -> None:
     assert late == whole
 
 
-@pytest.mark.parametrize("after", [1, 2, 3])
-def test_killed_and_resumed_it_stops_at_the_same_step(tmp_path: Path, after: int) -> None:
-    stop = ({**RULE, "consecutive": 3},)
-    whole, _, state = run(tmp_path / "whole", optimiser__lr=3e-2, train__stop=stop)
-    assert (whole.status, whole.updates) == ("pruned", 4)
-    with pytest.raises(Killed):
-        trainer(tmp_path / "cut", reporter=Killer(after), optimiser__lr=3e-2, train__stop=stop).run()
-    again, _, resumed = run(tmp_path / "cut", optimiser__lr=3e-2, train__stop=stop)
-    assert again == whole
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
-    assert all(torch.equal(state[name], resumed[name]) for name in state)
-
-
 def test_a_rule_that_only_the_last_update_breaks_stops_nothing(tmp_path: Path) -> None:
     """It has taken all its steps: there is nothing left to save."""
     _, rows, _ = run(tmp_path / "whole")
@@ -95,10 +78,3 @@ def test_a_rule_that_only_the_last_update_breaks_stops_nothing(tmp_path: Path) -
     assert ruled == rows
     earlier = {**rule, "threshold": rates[0] * 1.001}
     assert run(tmp_path / "earlier", train__stop=(earlier,))[0].steps == 20
-
-
-def test_nothing_is_watched_without_a_rule(tmp_path: Path) -> None:
-    one = trainer(tmp_path, reporter=Recorder())
-    one.run()
-    assert list(one.parts) == ["kl"]
-    assert merged(tmp_path / "metrics.jsonl")

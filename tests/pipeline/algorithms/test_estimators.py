@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pipeline.algorithms.base import AdvantageEstimate, Judged, Replayed
 from pipeline.algorithms.baselines import EPSILON
-from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import gae, to_go
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.replay import held, segment_gae, starts
@@ -86,34 +85,6 @@ def test_an_estimator_without_what_it_needs_is_refused(name: str, missing: str) 
         by(name, replace(judged(SCORES), **{missing: None}))  # type: ignore[arg-type]
 
 
-def test_reinforce_pp_without_a_penalty_is_the_whitened_score() -> None:
-    """Whitened over tokens, so that a score counts as often as its response has tokens."""
-    white = masked_whiten(estimated("reinforce_pp", SCORES), MASK)
-    tokens = [score for score, length in zip(SCORES, LENGTHS, strict=True) for _ in range(length)]
-    mean = sum(tokens) / 7
-    sd = math.sqrt(sum((token - mean) ** 2 for token in tokens) / 7)
-    assert white[MASK].tolist() == pytest.approx([(token - mean) / sd for token in tokens], rel=1e-6)
-
-
-def test_a_critic_that_knows_nothing_and_the_group_mean() -> None:
-    """lambda 1 and V 0 are rewards to the end: minus the group's mean they are its baseline's advantages."""
-    one = judged(SCORES, -0.2)
-    known = replace(one, scores=one.scores - torch.tensor([2.0, 2.0, 3.0, 3.0]), values=torch.zeros(4, 3).double())
-    by_critic = by("gae", known, algorithm__gae_lambda=1.0)
-    torch.testing.assert_close(by_critic.advantages, estimated("group_mean", SCORES, -0.2))
-
-
-@pytest.mark.parametrize(
-    "name", [name for name, need in ADVANTAGES.items() if need.least_responses > 1 and not need.most_responses]
-)
-def test_the_order_of_responses_does_not_matter(name: str) -> None:
-    mask, order = prefix([[1], [2, 3], [4], [5], [6, 7], [8]]), torch.tensor([5, 0, 3, 1, 4, 2])
-    scores, penalty, groups = drawn(6, seed=1), drawn(6, 2, seed=2), torch.tensor([0, 0, 0, 1, 1, 1])
-    plain = by(name, Judged(scores, torch.where(mask, penalty, 0.0), None, mask, groups))
-    turned = Judged(scores[order], torch.where(mask, penalty, 0.0)[order], None, mask[order], groups[order] + 5)
-    torch.testing.assert_close(by(name, turned).advantages, plain.advantages[order])
-
-
 @pytest.mark.parametrize("whiten", [False, True])
 def test_a_critics_returns_have_a_lambda_of_their_own(whiten: bool) -> None:
     """1 makes them Monte Carlo, whatever the advantages have."""
@@ -131,11 +102,6 @@ def test_a_critics_returns_have_a_lambda_of_their_own(whiten: bool) -> None:
 
 
 # --- replayed states ---------------------------------------------------------------------------------------
-
-
-def test_states_are_replayed_from_the_prompt_on_and_none_behind_the_end() -> None:
-    found = starts(torch.tensor([5, 1, 3, 4]), 5, 2)
-    assert found.int().tolist() == [[1, 0, 1, 0, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]
 
 
 def test_advantages_between_states_by_hand() -> None:

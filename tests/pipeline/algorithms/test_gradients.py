@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import trial_config
-from tinytrial import CLOSES, EOS, ROUNDING, TRAINED, VOCAB, moved, preset, run, samples, trainer
+from tinytrial import CLOSES, EOS, ROUNDING, TRAINED, VOCAB, moved, preset, samples, trainer
 from torch import Tensor
 
 from pipeline.training.trainer import Trainer
@@ -146,19 +145,6 @@ def test_the_gradient_of_a_star_po_is_that_of_the_published_regression_over_2_be
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_on_policy_a_star_po_is_reinforce_with_the_penalty_in_the_score(tmp_path: Path) -> None:
-    """On a policy that has left its reference, before the first step of an update: d is the same in both."""
-    found = {}
-    for place in ("loss", "score"):
-        one = moved(trainer(tmp_path / place, kl__beta=0.3, **{**A_STAR_PO, "kl__place": place}), 0.02)
-        rollout = one._rollout()
-        assert abs(rollout.metrics["objective/kl"]) > 1e-3
-        one.learner.accumulate(rollout, torch.tensor(MINI))
-        found[place] = [parameter.grad for parameter in one.actor.lm.parameters()]
-    for ours, theirs in zip(found["loss"], found["score"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize(("beta", "count"), [(1.0, None), (0.5, 2), (5.0, 1)])
 def test_every_prompt_has_its_own_v_star_by_its_number(tmp_path: Path, beta: float, count: int | None) -> None:
     one = trainer(tmp_path, **A_STAR_PO, algorithm__v_star__beta=beta, algorithm__v_star__samples=count)
@@ -170,33 +156,7 @@ def test_every_prompt_has_its_own_v_star_by_its_number(tmp_path: Path, beta: flo
     assert prompts.rows != sorted(prompts.rows), "the order of the rollout is not that of the prompts"
 
 
-def test_samples_are_scored_as_rollouts_are() -> None:
-    """What a response without EOS, or a long one, gets changes V* without another sample."""
-    drawn, found = samples(), {}
-    for how in ("replace", "subtract", "none"):
-        found[how] = drawn.v_star(trial_config(**A_STAR_PO, train__missing_eos=how, train__response_length=10))
-    cut = ~drawn.ended.all(1)
-    assert 0 < int(cut.sum()) < len(cut)
-    for how in ("replace", "subtract"):
-        assert bool((found[how] != found["none"])[cut].all())
-        assert torch.equal(found[how][~cut], found["none"][~cut])
-    shorter = trial_config(**A_STAR_PO, train__overlong_share=0.5, train__response_length=10)
-    assert bool((drawn.v_star(shorter) <= found["replace"]).all())
-
-
 # --- a rollout ---------------------------------------------------------------------------------------------
-
-
-def test_responses_of_one_prompt_stand_together_and_whitening_is_over_responses(tmp_path: Path) -> None:
-    one = trainer(tmp_path, kl__beta=0.3, **{**RLOO, "algorithm__whiten_advantages": True})
-    prompts, rollout = one._prompts(), one._rollout()
-    assert [len(set(prompts.rows[start : start + 4])) for start in (0, 4)] == [1, 1]
-    assert prompts.rows[0] != prompts.rows[4]
-    assert len({tuple(row) for row in rollout.episodes.responses[:4].tolist()}) > 1
-    assert len(set(rollout.episodes.lengths.tolist())) > 1
-    first, mask = rollout.advantages[:, 0], rollout.episodes.response_mask
-    assert (first.mean().item(), first.var(correction=0).item()) == pytest.approx((0.0, 1.0), abs=1e-5)
-    assert torch.equal(rollout.advantages, torch.where(mask, first.unsqueeze(1), 0.0))
 
 
 def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_path: Path) -> None:
@@ -215,19 +175,6 @@ def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_pat
             torch.testing.assert_close(rollout.advantages[:, 0].view(2, 4), wanted, rtol=1e-4, atol=1e-4)
     assert sums["score"] == pytest.approx([0.0, 0.0], abs=1e-5)
     assert max(sums["reward"]) < -0.01
-
-
-@pytest.mark.parametrize("name", [name for name in TRAINED if preset(name).get("critic__kind") == "none"])
-def test_without_a_critic_nothing_of_one_is_left(tmp_path: Path, name: str) -> None:
-    outcome, rows, state = run(tmp_path, **preset(name))
-    assert (outcome.status, outcome.episodes) == ("complete", 48), "as many episodes as any other algorithm"
-    assert not any(key.startswith("value/") for row in rows.values() for key in row)
-    first = [sample["prompt"] for sample in outcome.samples if sample["step"] == 0]
-    assert len(first) == len(set(first)), "one response of each prompt is kept to be read"
-    assert not any("value_head" in key or "critic" in key for key in state)
-    loss = "policy/ratio" if name == "online_dpo" else "policy/pg_loss"  # its pairs may all have equal scores
-    assert all(loss in row for step, row in rows.items() if step % 4 == 1)
-    assert rows[4]["objective/kl_exact_per_token"] > 0
 
 
 @pytest.mark.parametrize(("each", "temperature"), [(1, 1.0), (4, 0.7)])
@@ -260,15 +207,3 @@ def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(
         score = float(rollout.scores.proxy[row]) if rollout.episodes.ended[row] else -1.0
         wanted = score - 0.3 * float(d[row, :n].sum()) - worth[row // each]
         assert float(rollout.advantages[row, 0]) == pytest.approx(wanted, abs=1e-4)
-
-
-def test_the_share_of_prompts_whose_responses_have_one_score_is_said(tmp_path: Path) -> None:
-    """Where every response is cut, all have the score of a missing EOS, whatever KL penalty each pays in its score."""
-    one = trainer(tmp_path, **{**preset("grpo"), "train__response_length": 1, "kl__place": "score"})
-    with torch.no_grad():
-        one.actor.lm.get_output_embeddings().weight.mul_(0.5)
-    rollout = one._rollout()
-    assert rollout.metrics["objective/non_score_reward"] != 0
-    final = torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0).view(-1, 4)
-    equal = [len(set(row)) == 1 for row in final.tolist()]
-    assert rollout.metrics["objective/equal_groups"] == sum(equal) / len(equal) > 0

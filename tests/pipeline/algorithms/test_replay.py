@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from naive import drawn, prefix
-from tinytrial import EOS, FLOOR, VOCAB, moved, preset, trainer
+from tinytrial import EOS, FLOOR, VOCAB, moved, trainer
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
@@ -78,18 +78,6 @@ def test_a_critics_teacher_discounts_as_the_critic_does(tmp_path: Path) -> None:
     torch.testing.assert_close(rollout.returns[known], (score.unsqueeze(1) * 0.5**left)[known], atol=1e-5, rtol=0)
 
 
-def test_one_continuation_has_no_noise_that_could_be_known(tmp_path: Path) -> None:
-    rollout = trainer(tmp_path, **VINE, replay__continuations=1)._rollout()
-    assert "replay/standard_error" not in rollout.metrics
-    assert "replay/explained_variance" in rollout.metrics
-
-
-def test_states_without_a_critic_to_teach_are_not_replayed(tmp_path: Path) -> None:
-    """A target for a critic that an arm does not have can come from a setting common to all arms."""
-    rollout = trainer(tmp_path, **preset("rloo"), critic__target="replay")._rollout()
-    assert rollout.tokens_beside == 0
-
-
 def test_replayed_tokens_are_charged_and_the_series_are_there(tmp_path: Path) -> None:
     one = trainer(tmp_path, **VINE)
     outcome = one.run()
@@ -113,13 +101,6 @@ def test_a_share_of_the_episodes_teaches_the_critic_the_others_keep_their_return
     changed = (rollout.returns != usual.returns).any(1)
     assert torch.equal(changed, chosen)
     assert "replay/critic_bias" in rollout.metrics
-
-
-def test_how_many_are_sampled_at_once_changes_nothing(tmp_path: Path) -> None:
-    ones = [trainer(tmp_path / str(size), **VINE, runtime={"rollout_batch_size": size}) for size in (3, 64)]
-    few, many = (one._rollout() for one in ones)
-    torch.testing.assert_close(few.advantages, many.advantages, atol=1e-5, rtol=1e-5)
-    assert few.tokens_beside == many.tokens_beside > 0
 
 
 def said(one: Trainer, rollout: Any, row: int, prefix: list[int]) -> tuple[Tensor, Tensor]:

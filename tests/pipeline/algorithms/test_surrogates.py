@@ -16,13 +16,10 @@ from torch import Tensor
 from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.kinds import TRUST_REGIONS
-from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
 from pipeline.algorithms.registry import surrogate_of
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm
-from pipeline.training.part import parts_of
 from pipeline.training.surrogate import surrogate_term
-from pipeline.training.update import step_metrics
 
 NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none", "train__num_epochs": 1}
 CISPO, NONE = {"algorithm__trust_region": "cispo"}, {"algorithm__trust_region": "none"}
@@ -94,13 +91,6 @@ def test_two_passes_have_the_gradient_of_the_plain_loss(spread: float, level: st
     torch.testing.assert_close(surrogate_gradient(knobs, spread), wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_at_ratio_one_gspo_is_grpo_and_sums_of_tokens_and_a_constant_differ_by_a_factor() -> None:
-    gspo, grpo, constant = (surrogate_gradient(preset(name), 0.0) for name in ("gspo", "grpo", "dr_grpo"))
-    torch.testing.assert_close(gspo, grpo, rtol=1e-6, atol=1e-8)
-    sums = surrogate_gradient({**preset("grpo"), "algorithm__aggregation": "seq_mean_token_sum"}, 0.0)
-    torch.testing.assert_close(sums, 5 * constant, rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize(
     ("how", "weights"),
     [
@@ -138,26 +128,3 @@ def test_bounded_losses_keep_value_and_gradient_where_the_ratio_is_beyond_fp32(
     new, old, advantages = (torch.tensor([x]) for x in (-1.0, -121.0, advantage))
     assert losses(new, old, advantages, knobs)[0].item() == pytest.approx(loss)
     assert gradient(new, old, advantages, knobs).item() == pytest.approx(slope)
-
-
-@pytest.mark.parametrize(("knobs", "advantage"), [({}, -2.0), (NONE, -2.0), (NONE, 2.0)])
-def test_unbounded_losses_stay_finite_and_push_the_right_way(knobs: dict[str, Any], advantage: float) -> None:
-    new, old, advantages = (torch.tensor([x]) for x in (-1.0, -121.0, advantage))
-    loss, slope = losses(new, old, advantages, knobs)[0].item(), gradient(new, old, advantages, knobs).item()
-    assert math.isfinite(loss)
-    assert loss == pytest.approx(slope)
-    assert slope * advantage < -1e30
-
-
-@pytest.mark.parametrize("moved", [-120.0, 120.0])
-def test_penalties_and_metrics_far_from_the_rollout_are_finite(moved: float) -> None:
-    old = torch.tensor([-121.0])
-    rows, new = rows_of(old, torch.ones(1, 1, dtype=torch.bool)), (old + moved).requires_grad_()
-    assert all(bool(torch.isfinite(column).all()) for column in step_metrics(rows, old + moved).values())
-    term = parts_of(trial_config(algorithm__trust_region="kl_penalty"))["old_kl"].loss(rows)
-    assert term is not None
-    far = [kl_loss(new, old, old, kind) for kind in ("k3", "ratio_k3")]  # type: ignore[arg-type]
-    for loss in (term.loss(slice(None), new, lambda: new), *far):
-        assert torch.isfinite(loss).all()
-        assert torch.isfinite(torch.autograd.grad(loss.sum(), new)[0]).all()
-    assert torch.isfinite(torch.stack(group_kl_loss(torch.tensor([-120.0, 120.0]), "k3"))).all()

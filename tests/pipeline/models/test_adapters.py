@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tinynets import UNEVEN, network
 from tinytrial import LORA, learned, model, trainer
 
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, choose_trained, merged
-from pipeline.models.anatomy import blocks_of, recomputing
 from pipeline.models.loading import prepared
 from pipeline.models.policy import log_probs, response_hidden
 
@@ -66,21 +64,3 @@ def test_an_adapter_trial_moves_only_its_adapter_and_keeps_its_checkpoints_small
         if "lora_" not in name:
             assert torch.equal(tensor, start[name.replace(".base_layer", "")]), name
     assert not any("base_layer" in name for name in dict(one.state.trained()))
-
-
-def test_activations_really_are_recomputed(tmp_path: Path) -> None:
-    one = trainer(tmp_path, runtime={"gradient_checkpointing": True})
-    calls = 0
-    layer = blocks_of(one.actor.lm)[0].mlp
-
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-
-    layer.register_forward_pre_hook(count)
-    with recomputing(one.actor.networks, True):
-        hidden, _ = one.actor.hidden_and_values(replace(UNEVEN, query_responses=UNEVEN.query_responses % 31))
-        before = calls
-        hidden.sum().backward()
-    assert calls == before + 1
-    assert not one.actor.lm.training

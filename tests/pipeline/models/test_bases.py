@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,14 @@ import pytest
 import torch
 from helpers import smoke
 from safetensors.torch import load_file, save_file
-from small_tokenizers import TEXTS, hard_texts, sentencepiece
+from small_tokenizers import TEXTS, sentencepiece
 
 from pipeline.errors import UserError
 from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import decode, tokenize_prompts
-from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer, train_tokenizer
+from pipeline.models.tokenizers import pretrained_tokenizer, train_tokenizer
 
 
 def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:
@@ -47,28 +46,6 @@ def test_prompt_and_completion_make_the_text(kind: str) -> None:
         assert tokenizer.decode(tokenizer(" was dull .", add_special_tokens=False)["input_ids"])[0] != " "
 
 
-@pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
-@pytest.mark.parametrize("architecture", ["qwen2", "gpt2", "llama"])
-def test_a_stage_reads_texts_as_the_base_does_and_so_does_an_export(
-    tmp_path: Path, architecture: str, kind: str
-) -> None:
-    from transformers import AutoConfig, AutoTokenizer
-
-    given = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
-    given.save_pretrained(tmp_path / "base")
-    AutoConfig.for_model(architecture, vocab_size=len(given) + 1).save_pretrained(tmp_path / "base")
-    own = pretrained_tokenizer(str(tmp_path / "base"), None)
-    own.save_pretrained(tmp_path / "tokenizer")
-    shutil.copytree(tmp_path / "tokenizer", tmp_path / "export")
-    shutil.copy(tmp_path / "base" / "config.json", tmp_path / "export")
-    texts = hard_texts(2_000)
-    wanted = own(texts)["input_ids"]
-    for loaded in (load_tokenizer(tmp_path / "tokenizer"), AutoTokenizer.from_pretrained(tmp_path / "export")):
-        assert loaded(texts)["input_ids"] == wanted
-        assert loaded.batch_decode(wanted) == own.batch_decode(wanted)
-        assert loaded.padding_side == "left"
-
-
 def base(folder: Path, places: int, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -93,14 +70,6 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_in_one_line(tmp
         pretrained_tokenizer(str(tmp_path), None)
     assert "\n" not in str(refused.value)
     assert len(pretrained_tokenizer(str(base_with_room(tmp_path / "room")), None)) == highest + 1
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    base(tmp_path, 512)
-    for file in tmp_path.glob("tokenizer*"):
-        file.unlink()
-    with pytest.raises(UserError, match="tokenizer"):
-        pretrained_tokenizer(str(tmp_path), None)
 
 
 def base_with_room(folder: Path) -> Path:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-import pytest
-import torch
 from small_tokenizers import TEXTS, sentencepiece
 
 from pipeline.models.tokenizers import closing_tokens, train_tokenizer
@@ -47,22 +44,6 @@ def test_a_quote_or_bracket_behind_the_point_is_part_of_the_end() -> None:
     assert not clause[tokenizer.get_vocab()['"']]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_token_closes_by_its_own_text(kind: str) -> None:
-    """Against single characters of the words of the vocabulary."""
-    tokenizer = KINDS[kind]()
-    for group, marks in (("clause", ",;:.!?"), ("sentence", ".!?")):
-        closes = closing_tokens(tokenizer, group, len(tokenizer))  # type: ignore[arg-type]
-        assert closes is not None
-        assert closes.dtype == torch.bool
-        for word, token in tokenizer.get_vocab().items():
-            plain = re.sub(r"[\"')\]]*$", "", word.replace("Ġ", " ").replace("▁", " ").rstrip())
-            new_line = "Ċ" in word or "\n" in word
-            assert bool(closes[token]) == (new_line or plain[-1:] in set(marks)), word
-        assert 0 < int(closes.sum()) < len(tokenizer) / 4
-    assert bool((closes <= closing_tokens(tokenizer, "clause", len(tokenizer))).all())
-
-
 def test_special_tokens_and_places_without_a_token_close_nothing() -> None:
     tokenizer = KINDS["bytes"]()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<stop.>"]})
@@ -72,8 +53,3 @@ def test_special_tokens_and_places_without_a_token_close_nothing() -> None:
     assert not closes[-7:].any()
     for special in (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<stop.>")):
         assert not closes[special]
-
-
-@pytest.mark.parametrize("group", ["token", "sequence"])
-def test_where_no_text_decides_there_is_no_table(group: Any) -> None:
-    assert closing_tokens(None, group, 5) is None

@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers import smoke
-from tinynets import UNEVEN
 
 from pipeline.models import process
-from pipeline.models.packing import Packing, attend
-from pipeline.models.policy import Episodes
-from pipeline.models.sampling import inverse_cdf
 from pipeline.run.layout import Layout
 from studies.definition.schema import single
 from studies.execution.agenda import Agenda
@@ -34,43 +29,6 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, window
 
     monkeypatch.setattr(ctypes, "CDLL", library)
     process.settle(smoke().runtime)
-
-
-@pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing in the file can be used."""
-
-    class Closed:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"entered: {name}")
-
-    for module in ("models.sampling", "models.packing", "models.policy", "models.process"):
-        monkeypatch.setattr(f"pipeline.{module}.cpu", Closed())
-
-
-META = torch.device("meta")
-"""Tensors without numbers, on a device that is not the CPU: the stand-in for a card."""
-
-
-@pytest.mark.usefixtures("closed")
-def test_a_run_on_a_card_does_not_enter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    process.settle(smoke(runtime__device="cuda").runtime)
-    logits = torch.empty(4, 5000, device=META)
-    assert inverse_cdf(logits, torch.empty(4, device=META)).shape == (4,)
-    query = torch.empty(1, 2, 6, 8, device=META)
-    places = Packing(2, 3, torch.empty(6, dtype=torch.long, device=META), torch.empty(0, dtype=torch.long, device=META))
-    out, _ = attend(torch.nn.Identity(), query, query, query, None, packing=places)
-    assert out.shape == (1, 6, 2, 8)
-    card = Episodes(UNEVEN.query_responses, UNEVEN.query_mask, UNEVEN.response_mask, UNEVEN.ended.to(META))
-    assert [len(rows) for rows in card.length_buckets(4)] == [4, 1]
-
-
-@pytest.mark.usefixtures("closed")
-def test_a_run_on_a_cpu_does() -> None:
-    for enter in (lambda: process.settle(smoke().runtime), lambda: UNEVEN.length_buckets(4)):
-        with pytest.raises(AssertionError, match="entered"):
-            enter()
 
 
 @pytest.mark.parametrize(("device", "pages"), [("cpu", True), ("cuda", False)])

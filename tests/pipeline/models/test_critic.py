@@ -8,23 +8,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tinytrial import FEW_BITS, LORA_CRITIC, actor, model, run, trainer
+from tinytrial import LORA_CRITIC, actor, run, trainer
 
-from pipeline.models.anatomy import trunk
 from pipeline.models.critic import restore_critic, save_critic
 from pipeline.models.policy import Episodes
-
-
-def test_a_separate_critic_shares_nothing_with_the_policy(tmp_path: Path) -> None:
-    """With the policy's rate at 0 only the critic learns, and the policy's gradient does not know of it."""
-    _, rows, state = run(
-        tmp_path, critic__kind="separate", optimiser__lr=0.0, critic__lr=1e-2, critic__head_lr=1e-2, train__steps=80
-    )
-    assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in model().state_dict().items())
-    start = trunk(model()).state_dict()
-    assert any(not torch.equal(state[f"critic_trunk.{name}"], tensor) for name, tensor in start.items())
-    losses = [row["value/vf_loss"] for row in rows.values() if "value/vf_loss" in row]
-    assert sum(losses[-8:]) < sum(losses[:8])
 
 
 def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_path: Path) -> None:
@@ -42,12 +29,6 @@ def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_pa
         torch.testing.assert_close(start.hidden_and_values(episodes)[1], expected)
 
 
-EPISODES = Episodes(
-    torch.randint(2, 31, (3, 8), generator=torch.Generator().manual_seed(1)),
-    torch.ones(3, 3, dtype=torch.bool),
-    torch.arange(5) < torch.tensor([[5], [2], [4]]),
-    torch.zeros(3, dtype=torch.bool),
-)
 CRITICS: dict[str, dict[str, Any]] = {
     "shared": {},
     "separate": {"critic__kind": "separate"},
@@ -90,36 +71,3 @@ def test_a_critic_with_an_adapter_moves_it_and_its_head_alone(tmp_path: Path, cr
     assert moved == {name for name in start if name.startswith("value_head.") or ".lora_" in name}
     losses = [row["value/vf_loss"] for row in rows.values() if "value/vf_loss" in row]
     assert sum(losses[-8:]) < 0.8 * sum(losses[:8])
-
-
-def test_an_adapter_changes_no_value_until_it_has_learned() -> None:
-    plain, adapted = (actor({"critic__init": "reward", **CRITICS[critic]}) for critic in ("separate", "lora"))
-    with torch.no_grad():
-        first, second = plain.separate_values(EPISODES), adapted.separate_values(EPISODES)
-    assert first.abs().max() > 0
-    assert torch.equal(first, second)
-
-
-def test_what_training_keeps_is_counted_from_the_tensors(tmp_path: Path) -> None:
-    """A separate critic in fp32 adds its weights, their gradients and two moments; one in 8 bits far less."""
-    shared, separate, eight = (
-        trainer(tmp_path / name, train__steps=4, **CRITICS[name]) for name in ("shared", "separate", "8 bits")
-    )
-    for one in (shared, separate, eight):
-        one.run()
-    body = trunk(model())
-    weights = sum(tensor.numel() for tensor in body.parameters())
-    # Adam counts the steps of each parameter.
-    rest = 4 * len(list(body.parameters())) + sum(tensor.nbytes for tensor in body.buffers())
-    assert separate.state_bytes() - shared.state_bytes() == 16 * weights + rest
-    trained = sum(one.numel() for one in eight.actor.critic_trunk.parameters() if one.requires_grad)  # type: ignore[union-attr]
-    tax = eight.state_bytes() - shared.state_bytes() - 16 * trained
-    assert weights < tax < 4 * weights  # embeddings stay fp32
-
-
-def test_the_optimiser_knows_no_frozen_weight(tmp_path: Path) -> None:
-    one = trainer(tmp_path, **FEW_BITS)
-    held = [parameter for group in one.state.steps.optimiser.param_groups for parameter in group["params"]]
-    assert all(parameter.requires_grad and parameter.dtype == torch.float32 for parameter in held)
-    assert one.trained_size == sum(parameter.numel() for parameter in held)
-    assert not any("base_layer" in name for name in dict(one.state.trained()))

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
-from pipeline.models.fp32_heads import Fp32Head, fp32_logits, scalar
-from pipeline.models.lm_head import head_backward
+from pipeline.models.fp32_heads import fp32_logits, scalar
 from pipeline.models.loading import prepared
-from pipeline.models.policy import ActorCritic, gather, log_probs, response_hidden
+from pipeline.models.policy import ActorCritic, log_probs, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.rewards.learned import new_reward_model
 
@@ -49,21 +47,6 @@ def test_log_probs_of_large_logits_are_exact_but_for_the_rounding_of_the_operand
     wanted = torch.log_softmax(logits, -1)
     assert float((found - wanted).abs().max()) < 1e-4
     assert float((plain - wanted).abs().max()) > 0.1  # what a head rounded by autocast gives
-
-
-@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
-def test_sampling_measuring_training_and_fine_tuning_ask_the_same_head(precision: str) -> None:
-    model = prepared(network("qwen2"))
-    assert isinstance(model.get_output_embeddings(), Fp32Head)
-    with Precision(CPU, precision).autocast():
-        hidden = response_hidden(model, UNEVEN)
-        wanted = gather(log_probs(model, hidden, 1.0), UNEVEN.labels)
-        back = head_backward(
-            model, hidden, UNEVEN.labels, 1.0, lambda _, logprobs, __: logprobs.sum(), torch.tensor(1.0)
-        )
-        own = model(torch.randint(2, 50, (1, 9)), use_cache=False).logits
-    assert wanted.dtype == own.dtype == torch.float32
-    torch.testing.assert_close(back.logprobs, wanted, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -114,22 +97,6 @@ def test_the_copy_in_half_precision_follows_every_change_of_the_weight() -> None
         head.weight.mul_(2)
     check()
     assert not torch.equal(twin.weight, head.weight)
-
-
-def test_without_autocast_it_is_the_plain_linear_map_and_a_snapshot_shows_nothing_of_it(tmp_path: Any) -> None:
-    model = prepared(network("gpt2"))
-    inputs = torch.randn(3, 32)
-    assert torch.equal(model.lm_head(inputs), nn.functional.linear(inputs, model.lm_head.weight))
-    assert model.lm_head.weight is model.transformer.wte.weight
-    with HALF.autocast():
-        model.lm_head(inputs)
-    model.save_pretrained(tmp_path)
-    assert load_file(tmp_path / "model.safetensors").keys() == {name for name, _ in model.named_parameters()}
-
-
-def test_torch_can_multiply_half_precision_into_fp32_on_a_card() -> None:
-    """The product that `heads.product` asks for there; on a CPU only its signature can be seen."""
-    assert "ScalarType out_dtype" in str(torch.ops.aten.mm.dtype._schema)
 
 
 def test_values_and_rewards_are_not_rounded() -> None:

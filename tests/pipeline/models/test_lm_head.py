@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models import lm_head as head_module
-from pipeline.models.lm_head import chunks, head_backward
+from pipeline.models.lm_head import head_backward
 
 TOKENS, WIDTH, VOCAB = 23, 5, 11
 
@@ -56,12 +56,6 @@ def test_it_is_the_gradient_of_the_whole(
     torch.testing.assert_close(found.entropy, entropy.float(), rtol=1e-5, atol=1e-6)
     for mine, theirs in zip(ours, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-
-
-def test_chunks_cover_all_tokens_once() -> None:
-    for tokens, vocab in ((1, 700), (5_000, 32_000), (20_000, 700)):
-        rows = [row for part in chunks(torch.zeros(tokens), vocab) for row in range(tokens)[part]]
-        assert rows == list(range(tokens))
 
 
 def test_no_tensor_of_all_tokens_and_the_vocabulary_is_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,65 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+from tinynets import network
 from torch import Tensor
 
-from pipeline.config.model import ModelConfig
 from pipeline.models import policy
 from pipeline.models import sampling as generation
 from pipeline.models.anatomy import trunk
-from pipeline.models.loading import scratch_model
+from pipeline.models.loading import prepared
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
-from pipeline.models.sampling import inverse_cdf, sample
+from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.models.seeding import uniforms
 
-VOCAB, PAD, EOS, WIDTH = 23, 0, 1, 16
+VOCAB, PAD, EOS = 23, 0, 1
+NETWORKS: dict[str, dict[str, Any]] = {
+    "qwen2": {},
+    "gpt2": {},
+    "llama": {"num_key_value_heads": 2},
+    "mistral": {"sliding_window": 5},
+}
+"""Rotary and absolute positions, fewer key-value heads than heads, a window narrower than the episodes."""
 
 
-def qwen2() -> Any:
-    return scratch_model(
-        ModelConfig(hidden_size=WIDTH, layers=2, heads=2, intermediate_size=32), VOCAB, PAD, EOS, 64, seed=0
-    )
-
-
-def gpt2() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64, vocab_size=VOCAB, eos_token_id=EOS)
-    )
-
-
-def llama() -> Any:
-    """Fewer key-value heads than heads."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**sizes(), num_key_value_heads=2))
-
-
-def mistral() -> Any:
-    """A sliding window narrower than the episodes, and so another kind of cache."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    return MistralForCausalLM(MistralConfig(**sizes(), num_key_value_heads=4, sliding_window=5))
-
-
-def sizes() -> dict[str, Any]:
-    return {
-        "vocab_size": VOCAB,
-        "hidden_size": WIDTH,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 32,
-        "max_position_embeddings": 64,
-        "eos_token_id": EOS,
-    }
-
-
-@pytest.fixture(scope="module", params=[qwen2, gpt2, llama, mistral], ids=lambda maker: maker.__name__)
+@pytest.fixture(scope="module", params=NETWORKS)
 def model(request: pytest.FixtureRequest) -> Any:
-    torch.manual_seed(3)
-    model = request.param().eval()
+    model = prepared(network(request.param, vocab_size=VOCAB, **NETWORKS[request.param]))
     for parameter in model.parameters():  # the fresh network is near uniform; make it opinionated
         parameter.data.mul_(4.0)
     return model
@@ -84,8 +50,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 def sampled(
     model: Any, queries: Tensor, mask: Tensor, noise: Tensor, temperature: float = 1.0, batch: int = ROWS
 ) -> Episodes:
-    room = Room("rows", batch)
-    return sample(model, queries, mask, noise, eos_id=EOS, pad_id=PAD, temperature=temperature, room=room)
+    return EagerSampler(model, temperature, Room("rows", batch), EOS, PAD).sample(queries, mask, noise)
 
 
 def draw(model: Any, noise: Tensor, temperature: float = 1.0, batch: int = ROWS) -> Episodes:
@@ -125,24 +90,6 @@ def test_a_response_is_that_of_its_row_alone(model: Any, temperature: float) -> 
     lengths = set(episodes.lengths.tolist())
     assert len(lengths) > 4  # rows end at many moments, so rows were dropped between others that went on
     assert STEPS in lengths
-
-
-def test_rows_that_ended_leave_the_batch(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = uniforms(ROWS, STEPS, "leave")
-    sizes: list[int] = []
-    head = model.get_output_embeddings()
-    handle = head.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-    dropped = draw(model, noise)
-    handle.remove()
-    lengths = dropped.lengths
-    alive = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
-    assert len(sizes) == len(alive)
-    assert all(there >= needed for there, needed in zip(sizes, alive, strict=True))
-    assert sum(sizes) < 1.2 * sum(alive) < ROWS * len(alive)
-    monkeypatch.setattr(generation, "KEEP", -1.0)
-    undropped = draw(model, noise)
-    assert torch.equal(dropped.query_responses, undropped.query_responses)
-    assert torch.equal(dropped.response_mask, undropped.response_mask)
 
 
 def test_equal_prompts_that_stand_together_are_read_once(model: Any) -> None:
@@ -200,17 +147,6 @@ def test_the_tail_of_a_large_vocabulary_is_drawn() -> None:
     assert torch.cat(drawn).tolist() == list(range(151_000, 150_000, -1))
 
 
-def test_every_token_has_its_share() -> None:
-    logits = torch.tensor([0.5, 0.2, 0.3]).log()
-    wide = torch.full((2048,), -torch.inf)
-    places = torch.tensor([3, 1100, 2047])
-    wide[places] = logits
-    noise = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
-    counts = torch.bincount(inverse_cdf(wide.expand(10_000, -1), noise), minlength=2048)
-    assert counts[places].tolist() == [5000, 2000, 3000]
-    assert int(counts.sum()) == 10_000
-
-
 @pytest.mark.parametrize("vocab", [700, 3000])
 def test_the_ends_of_the_noise_are_inside_the_vocabulary(vocab: int) -> None:
     """And never on a token of mass 0."""
@@ -234,14 +170,6 @@ def test_a_number_on_the_edge_of_a_block_falls_on_a_token_that_has_mass() -> Non
     drawn = inverse_cdf(logits.expand(len(noise), -1), noise)
     assert bool((p[drawn] > 0).all())
     assert len(set((drawn // generation.BLOCK).tolist())) == len(first)
-
-
-@pytest.mark.parametrize("vocab", [700, 3000])
-def test_logits_that_are_not_finite_still_give_tokens_of_the_vocabulary(vocab: int) -> None:
-    logits = torch.zeros(3, vocab)
-    logits[0, 5], logits[1] = torch.nan, torch.inf
-    drawn = inverse_cdf(logits, torch.tensor([0.9, 0.9, 0.9]))
-    assert 0 <= int(drawn.min()) <= int(drawn.max()) < vocab
 
 
 def test_documentation_runs() -> None:

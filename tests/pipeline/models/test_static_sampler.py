@@ -14,7 +14,7 @@ from transformers import CompileConfig
 from pipeline.models.adapters import choose_trained
 from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.meter import meter
-from pipeline.models.out_of_memory import MemoryFull, Room
+from pipeline.models.out_of_memory import Room
 from pipeline.models.packing import ARCHITECTURES
 from pipeline.models.policy import Episodes, gather, log_probs, response_hidden
 from pipeline.models.precision import Precision
@@ -179,25 +179,6 @@ def test_a_compiled_step_draws_and_counts_what_an_uncompiled_one_does(
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] > 0
     assert graphs == graphs[:1] * 3
-
-
-def test_where_memory_runs_out_half_the_rows_are_sampled(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    eager, static = both(model)
-    noise, generate = uniforms(ROWS, STEPS, "static"), type(model).generate
-
-    def small(self: Any, queries: Tensor, **settings: Any) -> Tensor:
-        if len(queries) > most:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        found: Tensor = generate(self, queries, **settings)
-        return found
-
-    monkeypatch.setattr(type(model), "generate", small)
-    most = ROWS // 4
-    assert same(static.sample(*prompts(), noise), eager.sample(*prompts(), noise))
-    assert static.room.rows == most
-    most = 0
-    with pytest.raises(MemoryFull, match="single row"):
-        static.sample(*prompts(), noise)
 
 
 def test_who_samples() -> None:

@@ -14,7 +14,7 @@ from tinytrial import EOS, PAD, VOCAB, model
 from pipeline.models.anatomy import trunk
 from pipeline.models.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.models.policy import Episodes
-from pipeline.models.sampling import sample
+from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
@@ -46,15 +46,8 @@ def episodes() -> Episodes:
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (ROWS, 4), generator=generator)
     noise = torch.rand(ROWS, 6, generator=generator)
-    return sample(
-        model(),
-        queries,
-        torch.ones_like(queries).bool(),
-        noise,
-        eos_id=EOS,
-        pad_id=PAD,
-        temperature=1.0,
-        room=Room("rows", 99),
+    return EagerSampler(model(), 1.0, Room("rows", 99), EOS, PAD).sample(
+        queries, torch.ones_like(queries).bool(), noise
     )
 
 
@@ -79,9 +72,7 @@ def test_sampling() -> None:
     noise = uniforms(ROWS, 6, 0, "test")
 
     def work(room: Room) -> list[torch.Tensor]:
-        found = sample(
-            network, queries, torch.ones_like(queries).bool(), noise, eos_id=EOS, pad_id=PAD, temperature=1.0, room=room
-        )
+        found = EagerSampler(network, 1.0, room, EOS, PAD).sample(queries, torch.ones_like(queries).bool(), noise)
         return [found.query_responses, found.lengths]
 
     halved(work, trunk(network))

@@ -13,7 +13,7 @@ from helpers import trial_config
 from tinytrial import actor, trainer
 
 from pipeline.models.policy import positions, response_mask
-from pipeline.run.metrics_log import merged
+from pipeline.models.sampling import EagerSampler
 from pipeline.training.health import Diverged, check_collapse, negative_kl, repetition
 from pipeline.training.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_start
 
@@ -56,14 +56,12 @@ def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sampling at half the temperature is what top-k does: the tokens are more likely than the policy says."""
-    from pipeline.models import sampling as module
+    honest = EagerSampler.some
 
-    honest = module.sample
+    def sharper(self: EagerSampler, *args: Any) -> Any:
+        return honest(replace(self, temperature=self.temperature / 2), *args)
 
-    def sharper(*args: Any, **named: Any) -> Any:
-        return honest(*args, **{**named, "temperature": named["temperature"] / 2})
-
-    monkeypatch.setattr(module, "sample", sharper)
+    monkeypatch.setattr(EagerSampler, "some", sharper)
     with pytest.raises(SelfCheckFailed, match="another distribution"):
         trainer(tmp_path, train__batch_size=32, train__num_mini_batches=2).run()
 
@@ -108,28 +106,3 @@ def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float], off: 
     check_first_step(sound, 0.0, 1e-3)
     with pytest.raises(SelfCheckFailed, match="rollout and training forward disagree"):
         check_first_step({**sound, **fault}, off, 1e-3)
-
-
-@pytest.mark.parametrize(("error", "sound"), [(5e-4, True), (2e-2, False)])
-def test_rounding_that_clips_at_a_small_epsilon_is_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: float, sound: bool
-) -> None:
-    """Another kernel for another shape: log-probabilities of the rollout that differ in their last digits, and an
-    epsilon below that."""
-    from pipeline.training import rollout as module
-
-    honest = module.measure
-
-    def rounded(*args: Any) -> Any:
-        measured = honest(*args)
-        noise = error * (2 * torch.rand(measured.logprobs.shape, generator=torch.Generator().manual_seed(0)) - 1)
-        return replace(measured, logprobs=measured.logprobs + noise)
-
-    monkeypatch.setattr(module, "measure", rounded)
-    one = trainer(tmp_path, algorithm__clip__epsilon=1e-5)
-    if sound:
-        assert one.run().status == "complete"
-        assert merged(tmp_path / "metrics.jsonl")[1]["policy/pg_clipfrac"] > 0.1
-    else:
-        with pytest.raises(SelfCheckFailed, match=r"of its tokens have a log ratio beyond 0\.001 nats"):
-            one.run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +11,14 @@ from helpers import trial_config
 from hypothesis import given
 from hypothesis import strategies as st
 from naive import drawn, prefix
-from tinytrial import CLOSES, moved, preset, rows_of, trainer
+from tinytrial import rows_of
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.experience import Experience, Measured
-from pipeline.training.judging import Scores, final_scores
+from pipeline.training.judging import Scores
 from pipeline.training.part import parts_of
 from pipeline.training.rollout import drift_metrics, reward_metrics, sampling_metrics
 from pipeline.training.surrogate import surrogate_term
@@ -150,39 +149,6 @@ def test_pad_columns_move_no_metric_of_a_rollout_and_reach_no_loss(pad: int) -> 
     for name in ("old_logprobs", "ref_logprobs", "advantages"):
         assert torch.equal(getattr(found, name), getattr(wanted, name)), name
     assert wanted.old_logprobs.tolist() == [-3.0, -1.0, -2.0]
-
-
-def test_a_response_is_overlong_by_the_configured_length_and_not_by_the_longest_seen() -> None:
-    """The penalty of 2 grows from 10 tokens to 20."""
-    overlong = {"train__overlong_share": 0.5, "train__overlong_penalty": 2.0, "train__missing_eos": "none"}
-    train = trial_config(train__response_length=20, **overlong).train
-    found = final_scores(torch.zeros(3), torch.tensor([5, 12, 15]), torch.ones(3, dtype=torch.bool), train)
-    assert found.tolist() == pytest.approx([0.0, -0.4, -1.0])
-
-
-def test_the_series_of_a_penalty_on_groups_is_its_sum_over_groups_per_token(tmp_path: Path) -> None:
-    one = moved(trainer(tmp_path, kl__place="loss", kl__group="clause", kl__beta=0.3), 0.05)
-    rollout = one._rollout()
-    found = one.learner.accumulate(rollout, torch.arange(8))["policy/kl_loss"]
-    total, d = 0.0, rollout.measured.logprobs - rollout.measured.ref_logprobs
-    for row in range(8):
-        n, whole = int(rollout.episodes.lengths[row]), 0.0
-        for place in range(n):
-            whole += float(d[row, place])
-            if CLOSES["clause"][rollout.episodes.responses[row, place]] or place == n - 1:
-                total, whole = total + 0.3 * whole**2 / 2, 0.0
-    assert found == pytest.approx(total / int(rollout.episodes.lengths.sum()), rel=1e-4)
-
-
-def test_a_penalty_on_groups_in_the_reward_is_that_of_the_tokens_put_elsewhere(tmp_path: Path) -> None:
-    found = {}
-    for credit in ("shared", "last"):
-        knobs = {"kl__group": "clause", "kl__group_credit": credit, "kl__beta": 0.3, **preset("reinforce_pp")}
-        knobs |= {"algorithm__whiten_advantages": False}
-        found[credit] = moved(trainer(tmp_path / credit, **knobs), 0.05)._rollout()
-    first, last = (found[credit].advantages for credit in ("shared", "last"))
-    torch.testing.assert_close(first[:, 0], last[:, 0])  # rewards to go from the first token are all of them
-    assert not torch.allclose(first, last)
 
 
 # --- over the vocabulary -----------------------------------------------------------------------------------

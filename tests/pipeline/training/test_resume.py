@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from helpers import Recorder, smoke
-from kill_resume import CONTROLS as KILLED
 from kill_resume import rounds
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
@@ -99,29 +98,6 @@ def test_two_checkpoints_are_kept_and_none_can_carry_code(tmp_path: Path) -> Non
 
 # --- checkpoints ---
 
-COLLAPSING: dict[str, Any] = {"train__min_entropy": 3.0, "optimiser__lr": 3e-2}
-
-
-def test_a_checkpoint_holds_the_weights_once_and_their_two_moments(tmp_path: Path) -> None:
-    one = trainer(tmp_path, train__steps=240, runtime={"checkpoint_updates": 1})
-    one.run()
-    newest = checkpoint.checkpoints(tmp_path / "checkpoints")[-1]
-    state = torch.load(newest, weights_only=True)
-    assert list(state["actor"]) == [name for name, _ in one.state.trained()]
-    weights = 12 * one.trained_size
-    tensors = sum(
-        sum(tensor.nbytes for tensor in moments.values()) for moments in state["steps"]["optimiser"]["state"].values()
-    )
-    assert sum(tensor.nbytes for tensor in state["actor"].values()) + tensors == pytest.approx(weights, rel=0.01)
-    assert weights < newest.stat().st_size < weights + 80_000  # metadata of the archive, samples, series
-
-
-def test_the_name_of_a_checkpoint_is_the_digest_of_its_file(tmp_path: Path) -> None:
-    size = checkpoint.save(tmp_path, 3, {"x": torch.arange(100_000.0), "y": torch.ones(3)})
-    (path,) = checkpoint.checkpoints(tmp_path)
-    assert path.name == f"update_00000003.{checkpoint._digest(path)}.pt"
-    assert path.stat().st_size == size
-
 
 @pytest.mark.parametrize(("share", "names"), [(1e-9, [0]), (None, [4, 5])])
 def test_checkpoints_take_no_more_than_their_share_of_the_time(
@@ -133,37 +109,6 @@ def test_checkpoints_take_no_more_than_their_share_of_the_time(
     assert [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")] == [
         f"update_{n:08d}" for n in names
     ]
-
-
-def test_weights_that_cannot_be_trained_again_for_lack_of_memory_are_those_of_the_checkpoint(tmp_path: Path) -> None:
-    one = trainer(tmp_path, runtime={"checkpoint_share": 1e-9}, **COLLAPSING)
-    start = {name: tensor.clone() for name, tensor in one.actor.state_dict().items()}
-    rewind = one._rewind
-
-    def short_of_memory() -> int:
-        one.rollout_context.room.rows = 1
-        one._rollout = lambda: one.rollout_context.room.fit(full)  # type: ignore[method-assign]
-        return rewind()
-
-    def full(rows: int) -> Any:
-        raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    one._rewind = short_of_memory  # type: ignore[method-assign]
-    outcome = one.run()
-    assert outcome.status == "diverged"
-    assert str(outcome.reason).endswith("the policy kept is that of step 0")
-    assert all(torch.equal(start[name], tensor) for name, tensor in one.actor.state_dict().items())
-
-
-def test_a_trial_killed_after_its_checkpoint_diverges_to_the_same_weights(tmp_path: Path) -> None:
-    knobs = {**COLLAPSING, "runtime": {"checkpoint_updates": 1}}
-    whole, _, state = run(tmp_path / "whole", **knobs)
-    for after in (1, whole.updates):
-        with pytest.raises(Killed):
-            trainer(tmp_path / f"cut{after}", reporter=Killer(after), **knobs).run()
-        again, _, resumed = run(tmp_path / f"cut{after}", **knobs)
-        assert again == whole
-        assert all(torch.equal(state[name], resumed[name]) for name in state)
 
 
 # --- leaving ---
@@ -209,15 +154,6 @@ def test_it_leaves_a_checkpoint_of_the_update_at_hand_and_goes_on_as_if_it_had_s
     assert again == whole
 
 
-def test_it_comes_further_before_it_leaves_however_early_it_is_asked(tmp_path: Path, scheduled: None) -> None:
-    ask_to_leave()
-    for update in (1, 2):
-        with pytest.raises(Leaving):
-            trainer(tmp_path / "cut").run()
-        newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1]
-        assert newest.name.startswith(f"update_{update:08}")
-
-
 @pytest.mark.slow
 def test_processes_of_a_trial_leave_together(tmp_path: Path, scheduled: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is signalled by itself stays: the first process of the trial decides."""
@@ -236,10 +172,3 @@ def test_a_trial_that_is_killed_and_run_again_leaves_the_same_bytes(control: str
     assert tally.kills == 2
     assert tally.different == ()
     assert tally.files >= 10
-
-
-def test_every_control_is_killed_by_both() -> None:
-    """Rounds and rewards are of stages; within a process tests/pipeline/training/test_rounds.py kills rounds."""
-    of_stages = {"two rounds", "against the reference", "rankings"}
-    assert of_stages <= KILLED.keys()
-    assert len(KILLED) == len(CONTROLS) + len(of_stages)

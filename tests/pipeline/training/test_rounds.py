@@ -93,11 +93,6 @@ def test_each_round_measures_how_far_it_went_from_its_own_start(tmp_path: Path) 
     assert all(0 < mine < other for mine, other in zip(to_start[4:], to_reference[4:], strict=True))
 
 
-def test_a_training_without_rounds_measures_no_such_thing(tmp_path: Path) -> None:
-    _, rows, _ = run(tmp_path)
-    assert not any(ROUND_KL in row for row in rows.values())
-
-
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_round_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, number: int, after: int) -> None:
@@ -117,21 +112,6 @@ def test_a_round_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, number
     assert last is not None
     weights = last.actor.state_dict()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in wanted.actor.state_dict().items())
-
-
-def test_a_later_round_whose_checkpoints_are_lost_starts_where_the_round_before_ended(tmp_path: Path) -> None:
-    rounds = Rounds(tmp_path, 2, {})
-    first = rounds.of(1)
-    rounds.finish(1, first)
-    with pytest.raises(Killed):
-        rounds.of(2, Killer(2), first).run()
-    for path in (tmp_path / "2" / "checkpoints").glob("*.pt"):
-        path.write_bytes(path.read_bytes()[:-9])
-    recorder = Recorder()
-    outcome = rounds.of(2, recorder, first).run()
-    whole, wanted, _ = run(tmp_path / "whole")
-    assert (outcome, len(recorder.warnings) > 0) == (whole, True)
-    assert {step: without(row) for step, row in merged(tmp_path / "2" / "metrics.jsonl").items()} == wanted
 
 
 def test_caps_hold_over_all_rounds(tmp_path: Path) -> None:

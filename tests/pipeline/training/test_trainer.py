@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tinytrial import CONTROLS, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, model, prese
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
 from pipeline.run.metrics_log import merged
-from pipeline.training.judging import Scores
 
 # --- the first update --------------------------------------------------------------------------------------
 
@@ -37,7 +35,9 @@ def test_the_first_step_sees_the_behaviour_policy_itself(tmp_path: Path) -> None
     assert all(row.get(key, 0.0) >= 0.0 for row in rows.values() for key in never_negative)
 
 
-@pytest.mark.parametrize("control", [*CONTROLS, "critic from the reward"])
+@pytest.mark.parametrize(
+    "control", ["fixed", "separate", "critic from the reward", "lora", "in the loss", "remax", "gspo", "dpo", "trpo"]
+)
 def test_without_a_learning_rate_nothing_moves_whatever_the_settings(tmp_path: Path, control: str) -> None:
     knobs = CONTROLS.get(control, {"critic__kind": "separate", "critic__init": "reward"})
     one = trainer(tmp_path, **{**knobs, "optimiser__lr": 0.0})
@@ -85,17 +85,6 @@ def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: P
     shrunk = min(1.0, cfg.optimiser.max_grad_norm / norm.item())
     for parameter, gradient in zip(actor.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient * shrunk, rtol=1e-4, atol=1e-6)
-
-
-def test_the_std_that_whitening_divides_by_is_measured(tmp_path: Path) -> None:
-    found = {}
-    for whiten in (True, False):
-        found[whiten] = trainer(tmp_path / str(whiten), kl__beta=0.3, algorithm__whiten_advantages=whiten)._rollout()
-    std, mask = found[True].metrics["objective/advantage_std"], found[True].episodes.response_mask
-    assert std == found[False].metrics["objective/advantage_std"]
-    assert std == pytest.approx(found[False].advantages[mask].std(correction=0).item(), rel=1e-5)
-    assert found[True].advantages[mask].std(correction=0).item() == pytest.approx(1.0, rel=1e-5)
-    assert abs(std - 1) > 0.05
 
 
 @pytest.mark.parametrize(("how", "c1"), [("apart", 1.0), ("apart", 100.0), ("together", 100.0)])
@@ -273,15 +262,6 @@ def test_numbers_that_are_not_finite_end_the_trial_as_diverged_with_good_weights
     assert rows  # the evidence up to there stays
 
 
-def test_a_rollout_that_is_not_finite_ends_the_trial_as_diverged(tmp_path: Path) -> None:
-    one = trainer(tmp_path)
-    nan = Scores(torch.full((8,), float("nan")), torch.zeros(8), ["p"] * 8, ["t"] * 8)
-    one.rollout_context = replace(one.rollout_context, score=lambda episodes, rows: nan)
-    outcome = one.run()
-    assert outcome.status == "diverged"
-    assert "objective/scores" in str(outcome.reason)
-
-
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
@@ -310,13 +290,3 @@ def test_a_collapse_ends_the_trial_with_the_weights_before_it(
     assert one.run() == outcome
     for found in (one.actor.state_dict(), seen[-1]):
         assert all(torch.equal(state[name], tensor) for name, tensor in found.items())
-
-
-def test_the_ledger_counts_what_was_sampled(tmp_path: Path) -> None:
-    one = trainer(tmp_path)
-    outcome, rows = one.run(), merged(tmp_path / "metrics.jsonl")
-    sampled = sum(row["objective/length"] * 8 for row in rows.values() if "objective/length" in row)
-    assert outcome.tokens == one.ledger.generated_tokens == pytest.approx(sampled)
-    cost = one.ledger.cost()
-    assert cost["wall_s"] > 0
-    assert cost["tflop"] > 0

@@ -63,19 +63,6 @@ def test_golden_table(gamma: float, lam: float) -> None:
     assert not returns[~mask].any()
 
 
-@given(rows=episodes, gamma=fraction, lam=fraction, pad=st.integers(0, 3), junk=st.sampled_from([NAN, math.inf, 0.9]))
-def test_it_is_the_sum_it_stands_for_whatever_the_padding(
-    rows: Rows, gamma: float, lam: float, pad: int, junk: float
-) -> None:
-    rewards, values, mask = padded(rows, pad, junk)
-    advantages, returns = gae(rewards, values, mask, gamma, lam)
-    expected = [a for row in rows for a in naive.gae([r for r, _ in row], [v for _, v in row], gamma, lam)]
-    assert advantages[mask].tolist() == pytest.approx(expected, abs=1e-12)
-    assert returns[mask].tolist() == pytest.approx(
-        [a + v for a, (_, v) in zip(expected, chain(*rows), strict=True)], abs=1e-12
-    )
-
-
 @given(rows=episodes, gamma=fraction)
 def test_lambda_one_is_monte_carlo_and_lambda_zero_the_td_error(rows: Rows, gamma: float) -> None:
     rewards, values, mask = padded(rows)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from naive import EPS32, divergence, drawn
+from naive import divergence, drawn
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, k1, k2, k3, limited
@@ -21,14 +21,6 @@ logits = st.integers(2, 6).flatmap(
 
 def f64(*xs: float) -> Tensor:
     return torch.tensor(xs, dtype=torch.float64)
-
-
-def test_estimators_by_hand() -> None:
-    # d = log 2: the policy finds the token twice as likely. k3 = 1/2 - 1 + log 2; for d = -log 2, 2 - 1 - log 2.
-    d = f64(LOG2, -LOG2, 0.0)
-    assert k1(d).tolist() == [LOG2, -LOG2, 0.0]
-    assert k2(d).tolist() == pytest.approx([LOG2**2 / 2, LOG2**2 / 2, 0.0])
-    assert k3(d).tolist() == pytest.approx([LOG2 - 0.5, 1 - LOG2, 0.0])
 
 
 def test_exact_kl_and_entropy_by_hand() -> None:
@@ -84,12 +76,6 @@ def test_k2_and_k3_are_never_negative_for_any_16_bit_number(dtype: torch.dtype) 
     assert len(every) > 60_000
     assert bool((k2(every) >= 0).all())
     assert bool((k3(every) >= 0).all())
-
-
-@given(d=st.floats(-20, 20, width=32))
-def test_k3_is_never_negative_in_fp32(d: float) -> None:
-    """Rounding of expm1 may undershoot -d by one last digit of d, and by no more."""
-    assert k3(torch.tensor(d)).item() >= -EPS32 * abs(d)
 
 
 def test_a_limited_log_ratio_is_itself_up_to_the_limit_and_has_its_gradient_beyond() -> None:

@@ -13,16 +13,10 @@ from naive import grid, mean, prefix, variance
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.masking import EPSILON, masked_mean, masked_sum, masked_var, masked_whiten
-from pipeline.models.policy import response_mask
 
 
 def one_row(xs: list[float]) -> tuple[Tensor, Tensor]:
     return grid([xs], pad=1), prefix([xs], pad=1)
-
-
-def test_response_mask_comes_from_lengths() -> None:
-    found = response_mask(torch.tensor([1, 3, 0]), 3).tolist()
-    assert found == [[True, False, False], [True, True, True], [False, False, False]]
 
 
 def test_sum_mean_and_variance_by_hand_and_blind_to_padding() -> None:
@@ -31,11 +25,6 @@ def test_sum_mean_and_variance_by_hand_and_blind_to_padding() -> None:
     assert masked_sum(x, mask).item() == 9.0
     assert masked_mean(x, mask).item() == pytest.approx(3.0)
     assert masked_var(x, mask).item() == pytest.approx(14 / 3)
-
-
-def test_the_mean_is_over_tokens_and_not_over_rows() -> None:
-    # Row means are 1 and 5; their mean would be 3. Over tokens: (1 + 1 + 1 + 5) / 4 = 2.
-    assert masked_mean(grid([[1.0, 1.0, 1.0], [5.0]]), prefix([[1, 1, 1], [5]])).item() == 2.0
 
 
 @pytest.mark.parametrize("function", [masked_mean, masked_var, masked_whiten])

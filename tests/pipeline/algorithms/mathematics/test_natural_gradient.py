@@ -13,7 +13,6 @@ from pipeline.algorithms.mathematics.natural_gradient import (
     conjugate_gradient,
     fisher_of_logits,
     line_search,
-    step_length,
 )
 
 
@@ -40,23 +39,12 @@ def test_two_different_eigenvalues_take_two_iterations_and_one_takes_one() -> No
     assert conjugate_gradient(lambda vector: 4 * vector, target, 1).tolist() == pytest.approx((target / 4).tolist())
 
 
-def test_no_gradient_gives_no_step() -> None:
-    assert conjugate_gradient(lambda vector: vector, torch.zeros(3), 10).tolist() == [0, 0, 0]
-    assert step_length(0.01, 0.0) == 0.0
-
-
 def test_the_fisher_matrix_of_logits_is_the_hessian_of_the_kl() -> None:
     logits, vector = drawn(1, 5, seed=4), drawn(1, 5, seed=5)
     log_old = torch.log_softmax(logits, -1)
     hessian = torch.autograd.functional.hessian(lambda z: exact_kl(log_old, torch.log_softmax(z, -1)).sum(), logits)
     expected = (hessian.view(5, 5) @ vector[0]).view(1, 5)
     torch.testing.assert_close(fisher_of_logits(log_old.exp(), vector), expected, rtol=1e-9, atol=1e-12)
-
-
-def test_a_step_of_the_models_length_costs_delta() -> None:
-    """F = diag(1, 4), s = (1, 1): s'Fs = 5, and ½ (length)² 5 = delta."""
-    length = step_length(0.01, 5.0)
-    assert 0.5 * length**2 * 5 == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize(

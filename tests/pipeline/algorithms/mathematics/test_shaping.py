@@ -24,8 +24,6 @@ from pipeline.algorithms.mathematics.shaping import (
 )
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_numbers, group_sums
 
-NAN = float("nan")
-
 
 def f64(*xs: float) -> Tensor:
     return torch.tensor(xs, dtype=torch.float64)
@@ -127,19 +125,6 @@ def test_groups_of_one_token_are_tokens_and_a_whole_response_on_its_last_is_a_pe
 # --- groups of tokens --------------------------------------------------------------------------------------
 
 rows = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=4)
-
-
-def test_groups_by_hand() -> None:
-    """The second row is cut within its last group; no token behind it counts."""
-    closes = torch.tensor([[0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 1, 1]]).bool()
-    mask, x = prefix([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4]]), grid([[1.0, 2, 4, 8, 16, 32], [1, 2, 4, 8]])
-    groups = group_numbers(closes)
-    assert groups.tolist() == [[0, 0, 1, 1, 1, 2], [0, 0, 0, 1, 1, 2]]
-    assert group_sums(x, groups, mask).tolist() == [[3, 3, 28, 28, 28, 32], [7, 7, 7, 8, 0, 0]]
-    assert group_ends(groups, mask).int().tolist() == [[0, 1, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
-    whole = torch.tensor([[6.0, 6, 9, 9, 9, 7], [6, 6, 6, 8, NAN, NAN]])
-    assert credited(whole, groups, mask, "shared").tolist() == [[3, 3, 3, 3, 3, 7], [2, 2, 2, 8, 0, 0]]
-    assert credited(whole, groups, mask, "last").tolist() == [[0, 6, 0, 0, 9, 7], [0, 0, 6, 8, 0, 0]]
 
 
 @given(responses=rows)
