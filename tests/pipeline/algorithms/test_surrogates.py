@@ -9,22 +9,17 @@ from typing import Any
 import pytest
 import torch
 from helpers import trial_config
-from naive import drawn, prefix
-from tinytrial import preset, rows_of
+from naive import drawn
 from torch import Tensor
 
 from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.algorithms.registry import surrogate_of
-from pipeline.models.policy import to_grid
-from pipeline.training.experience import LossTerm
-from pipeline.training.surrogate import surrogate_term
 
 NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none", "train__num_epochs": 1}
 CISPO, NONE = {"algorithm__trust_region": "cispo"}, {"algorithm__trust_region": "none"}
 LOG2 = math.log(2)
-MASK = prefix([[1, 2], [3], [4, 5, 6], [7]])
 
 
 def losses(new: Tensor, old: Tensor, advantages: Tensor, knobs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -54,41 +49,6 @@ def test_at_ratio_one_all_are_the_policy_gradient(name: str) -> None:
 
 
 # --- of whole responses ------------------------------------------------------------------------------------
-
-
-def in_two_parts(term: LossTerm, new: Tensor) -> Tensor:
-    """The gradient of a term by all log-probs (7,), cut within a response."""
-    leaf = new.clone().requires_grad_()
-    parts = (term.loss(part, leaf[part], lambda: leaf).sum() for part in (slice(0, 4), slice(4, 7)))
-    (found,) = torch.autograd.grad(torch.stack(list(parts)).sum(), leaf)
-    return found
-
-
-def surrogate_gradient(knobs: dict[str, Any], spread: float) -> Tensor:
-    """Of the mean loss over four responses of which the longest could have 5 tokens."""
-    old, advantages = -drawn(7, seed=2).abs(), torch.where(MASK, drawn(4, 1, seed=4), 0.0)[MASK]
-    new, rows = old + spread * drawn(7, seed=3), rows_of(old, MASK, advantages=advantages)
-    rows.now = lambda: new
-    cfg = trial_config(**{**knobs, "train__response_length": 5})
-    return in_two_parts(surrogate_term(rows, MASK.sum().double(), 4, cfg), new) / 7
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.05, 0.5])
-@pytest.mark.parametrize("level", ["sequence_sum", "sequence_mean"])
-@pytest.mark.parametrize("knobs", [{}, {"algorithm__clip__dual": 1.5}])
-def test_two_passes_have_the_gradient_of_the_plain_loss(spread: float, level: str, knobs: dict[str, Any]) -> None:
-    """max(-A r, -A clip(r)) with r = exp(sum or mean of new - old), mean over responses, by autograd in float64."""
-    width = {"algorithm__clip__epsilon": 0.01} if level == "sequence_mean" else {}
-    knobs = {**preset("rloo"), **knobs, **width, "algorithm__ratio": level}
-    cfg, old, advantages = trial_config(**knobs).algorithm, -drawn(7, seed=2).abs(), drawn(4, seed=4)
-    new = (old + spread * drawn(7, seed=3)).requires_grad_()
-    apart = to_grid(new - old, MASK).sum(1)
-    ratio = (apart / MASK.sum(1) if level == "sequence_mean" else apart).exp()
-    plain = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - cfg.clip.epsilon, 1 + cfg.clip.epsilon))
-    if cfg.clip.dual is not None:
-        plain = torch.where(advantages < 0, torch.minimum(plain, -cfg.clip.dual * advantages), plain)
-    (wanted,) = torch.autograd.grad(plain.mean(), new)
-    torch.testing.assert_close(surrogate_gradient(knobs, spread), wanted, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers import smoke
 
-from pipeline.models import process
 from pipeline.run.layout import Layout
 from studies.definition.schema import single
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hand
 from studies.execution.started import Started
-
-
-@pytest.mark.parametrize("windows", [True, False], ids=["no handle of the program", "no mallopt"])
-def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, windows: bool) -> None:
-    def library(name: Any) -> object:
-        if windows:
-            raise TypeError("bad argument type for built-in operation")
-        return object()
-
-    monkeypatch.setattr(ctypes, "CDLL", library)
-    process.settle(smoke().runtime)
 
 
 @pytest.mark.parametrize(("device", "pages"), [("cpu", True), ("cuda", False)])

@@ -78,30 +78,14 @@ def test_texts_are_those_of_the_eager_sampler(architecture: str, temperature: fl
         log_pi = log_probs(model, response_hidden(model, wanted), temperature)
     torch.testing.assert_close(found.logprobs[wanted.response_mask], gather(log_pi, wanted.labels), atol=2e-4, rtol=0)
     assert bool((found.logprobs[~wanted.response_mask] == 0).all())
+    assert same(static.greedy(*prompts(), STEPS), eager.greedy(*prompts(), STEPS))
+    eager, static = both(model, temperature, rows=7, pad=EOS)
+    assert same(static.sample(*prompts(), noise), eager.sample(*prompts(), noise))
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
     return opinionated("qwen2")
-
-
-def test_other_sizes_parts_and_a_padding_that_ends(model: Any) -> None:
-    """One row, one token, rows in parts, EOS as padding, rows that all end at once, greedy responses."""
-    (queries, mask), noise = prompts(), uniforms(ROWS, STEPS, "static")
-    eager, static = both(model)
-    wanted = eager.sample(queries, mask, noise)
-    assert same(static.sample(queries[3:4], mask[3:4], noise[3:4]), eager.sample(queries[3:4], mask[3:4], noise[3:4]))
-    assert same(static.sample(queries, mask, noise[:, :1]), eager.sample(queries, mask, noise[:, :1]))
-    assert same(both(model, rows=7)[1].sample(queries, mask, noise), wanted)
-    eager_eos, static_eos = both(model, pad=EOS)
-    assert same(static_eos.sample(queries, mask, noise), eager_eos.sample(queries, mask, noise))
-    assert same(static.greedy(queries, mask, STEPS), eager.greedy(queries, mask, STEPS))
-    with torch.no_grad():
-        log_pi = log_probs(model, response_hidden(model, eager.sample(queries, mask, noise[:, :1])), 1.0)
-    at_once = (log_pi.exp().double()[:, :EOS].sum(1) + log_pi.exp().double()[:, EOS] / 2).unsqueeze(1)
-    ended = static.sample(queries, mask, at_once.expand(-1, STEPS))
-    assert ended.lengths.tolist() == [1] * ROWS
-    assert bool(ended.ended.all())
 
 
 def test_defaults_of_a_network_for_generation_change_nothing(model: Any) -> None:

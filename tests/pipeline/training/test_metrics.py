@@ -8,18 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers import trial_config
-from hypothesis import given
-from hypothesis import strategies as st
 from naive import drawn, prefix
 from tinytrial import rows_of
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.masking import masked_var, masked_whiten
 from pipeline.models import lm_head as head_module
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.experience import Experience, Measured
 from pipeline.training.judging import Scores
-from pipeline.training.part import parts_of
 from pipeline.training.rollout import drift_metrics, reward_metrics, sampling_metrics
 from pipeline.training.surrogate import surrogate_term
 from pipeline.training.token_stats import token_stats
@@ -46,43 +42,6 @@ def test_step_metrics_by_hand() -> None:
     sums = surrogate_term(rows, torch.tensor(2), 1, trial_config()).sums(new)
     assert sums["policy/pg_loss"].tolist() == pytest.approx([-1.2, 0.8])
     assert sums["policy/pg_clipfrac"].tolist() == [True, True]
-
-
-logits = st.integers(2, 5).flatmap(
-    lambda size: st.tuples(*[st.lists(st.floats(-2, 2), min_size=size, max_size=size)] * 3)
-)
-
-
-@given(triple=logits)
-def test_step_metrics_are_unbiased_by_enumeration(triple: tuple[list[float], ...]) -> None:
-    """Each token of a small vocabulary once, weighted by the probability with which the behaviour policy samples it."""
-    new, old, ref = (torch.log_softmax(f64(*one), -1) for one in triple)
-    metrics = step_metrics(rows_of(old, torch.ones(1, len(old), dtype=torch.bool), ref), new)
-    mean = {name: float((old.exp() * column).sum()) for name, column in metrics.items()}
-    kl = [float((p.exp() * (p - q)).sum()) for p, q in ((new, ref), (old, new))]
-    assert mean["policy/ratio"] == pytest.approx(1.0)
-    assert mean["policy/kl_ref_per_token"] == pytest.approx(kl[0], abs=1e-12)
-    assert mean["policy/approxkl_k3"] == pytest.approx(kl[1], abs=1e-12)
-
-
-def test_a_beta_in_the_reward_is_divided_by_the_std_of_the_advantages_and_one_in_the_loss_is_not() -> None:
-    """gamma 0 and no critic: an advantage is score - beta d, whitened. In the gradient, d then weighs beta / std."""
-    beta, mask = 0.05, torch.ones(1, 6, dtype=torch.bool)
-    score, d = f64(0.3, -0.2, 0.1, 0.0, 0.2, -0.1), f64(1.0, -0.5, 2.0, 0.25, -1.0, 0.5)
-    plain, old = score - beta * d, -torch.ones(6, dtype=torch.float64)
-    std = float(masked_var(plain, mask[0]).sqrt())
-
-    def gradient(advantages: Tensor, kl_coef: float, place: str) -> Tensor:
-        cfg, new = trial_config(kl__place=place, kl__beta=kl_coef), old.clone().requires_grad_()
-        rows = rows_of(old, mask, old - d, advantages)
-        terms = [surrogate_term(rows, torch.tensor(6), 1, cfg), parts_of(cfg)["kl"].loss(rows)]
-        losses = [term.loss(slice(None), new, lambda: new).sum() for term in terms if term]
-        return torch.autograd.grad(torch.stack(losses).sum(), new)[0]
-
-    in_reward = gradient(masked_whiten(plain, mask[0]), beta, "reward")
-    scores_alone = (score - plain.mean()) / std
-    torch.testing.assert_close(gradient(scores_alone, beta / std, "loss"), in_reward, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(gradient(scores_alone, beta, "loss"), in_reward, rtol=0.1)
 
 
 # --- a rollout ---------------------------------------------------------------------------------------------

@@ -96,18 +96,6 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(
     assert slope == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=2e-3)
 
 
-@pytest.mark.parametrize("part", ["entropy", "kl"])
-def test_the_line_search_weighs_what_is_in_force(tmp_path: Path, part: str) -> None:
-    """Not the coefficient at the start: what a step gains beside the surrogate is proportional to it."""
-    one, rollout, _ = ready(tmp_path, entropy__coef=1.0, kl__place="loss")
-    moved, gains, term = [parameter.detach() * 0.9 for parameter in trained(one.actor.lm)], [], one.parts[part]
-    for coef in (0.0, 1.0, 3.0):
-        term.coef = coef  # type: ignore[attr-defined]
-        gains.append(gain_and_kl(one, rollout, moved)[0].item())
-    assert abs(gains[1] - gains[0]) > 1e-3
-    assert gains[2] - gains[0] == pytest.approx(3 * (gains[1] - gains[0]), rel=1e-3)
-
-
 @pytest.mark.slow
 def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     better = NaturalLearner.gain_and_kl
@@ -145,15 +133,3 @@ def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path:
     back = curved + knobs.trpo.damping * step
     assert torch.cosine_similarity(back, uphill, dim=0).item() == pytest.approx(1, abs=1e-4)
     assert torch.cosine_similarity(step, uphill, dim=0).item() < 0.99
-
-
-@pytest.mark.slow
-def test_the_cut_into_micro_batches_changes_nothing(tmp_path: Path) -> None:
-    found = []
-    for size in (8, 3, 1):
-        one, rollout, metrics = ready(tmp_path / str(size), runtime={"micro_batch_size": size})
-        metrics |= learner_of(one).move_policy(rollout)
-        found.append((metrics, torch.cat([parameter.detach().flatten() for parameter in one.actor.lm.parameters()])))
-    for metrics, moved in found[1:]:
-        assert metrics == pytest.approx(found[0][0], rel=2e-3, abs=1e-5)
-        torch.testing.assert_close(moved, found[0][1], rtol=1e-3, atol=1e-4)

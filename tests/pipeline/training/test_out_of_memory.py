@@ -66,20 +66,6 @@ def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_pat
     assert_halved(outcome, rows, wanted, watch, "runtime.micro_batch_size", 8)
 
 
-def test_a_rollout_is_sampled_and_scored_in_smaller_batches_with_the_same_results(tmp_path: Path) -> None:
-    watch = Recorder()
-    one = limited(trainer(tmp_path / "a", watch, **KNOBS), lambda rows, gradients: not gradients and rows > 4)
-    scored: list[int] = []
-    score = one.rollout_context.score
-    object.__setattr__(
-        one.rollout_context, "score", lambda episodes, rows: (scored.append(len(rows)), score(episodes, rows))[1]
-    )
-    outcome, rows = ended(one, tmp_path / "a")
-    _, wanted, _ = run(tmp_path / "b", **KNOBS)
-    assert_halved(outcome, rows, wanted, watch, "runtime.rollout_batch_size", 16)
-    assert set(scored) == {4}
-
-
 def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_of_its_last_step(tmp_path: Path) -> None:
     steps = [0]
 

@@ -81,18 +81,3 @@ def test_a_micro_batch_is_what_the_masks_of_its_rows_say(rows: list[int]) -> Non
         whole.reshape(-1)[micro_batch.whole], whole[micro_batch.rows][UNEVEN.response_mask[micro_batch.rows]]
     )
     assert torch.equal(to_grid(known.labels, mask), to_grid(asked.labels, mask))
-
-
-def test_micro_batches_hold_the_rows_in_the_order_of_buckets(tmp_path: Path) -> None:
-    one = trainer(tmp_path, train__steps=4)
-    rollout = one._rollout()
-    rows = torch.tensor([6, 1, 3, 4, 7])
-    micro_batches, buckets = list(rollout.micro_batches(2, rows)), rollout.episodes.buckets(2, rows)
-    assert [rows.micro_batch.rows.tolist() for rows in micro_batches] == [bucket.tolist() for bucket in buckets]
-    for micro_batch, bucket in zip(micro_batches, buckets, strict=True):
-        mask = rollout.episodes.response_mask[bucket]
-        assert torch.equal(micro_batch.advantages, rollout.advantages[bucket][mask])
-    with waiting() as found:
-        list(rollout.micro_batches(2, rows))
-    assert len(found) <= 2 * len(rows)  # numpy of host tensors; the device was asked once, before
-    assert not any("micro_batches.py" in line and "cpu" in line for line in found)

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from helpers import trial_config
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.algorithms.mathematics.controllers import (
@@ -21,10 +19,9 @@ from pipeline.algorithms.mathematics.controllers import (
     out_of_reach,
     scheduled,
 )
-from pipeline.schedule import Control, Schedule
+from pipeline.schedule import Schedule
 
 HELD: dict[str, Any] = {"entropy__control": "adaptive", "entropy__coef": 0.1, "entropy__adaptive__target": 0.8}
-fraction = st.floats(0, 1)
 
 # --- adaptive ----------------------------------------------------------------------------------------------
 
@@ -53,20 +50,6 @@ def test_a_piecewise_schedule_changes_at_its_fraction_and_not_before() -> None:
     places = (math.nextafter(0.25, 0), 0.25, math.nextafter(0.75, 0), 0.75)
     assert [scheduled(stages, p) for p in places] == [0.1, 0.05, 0.05, 0.0]
     assert scheduled(Schedule("piecewise", 0.1, 0.0, ((0.0, 0.7),)), 0.0) == 0.7
-
-
-@given(start=st.floats(0, 2), end=st.floats(0, 2), pair=st.tuples(fraction, fraction))
-def test_a_schedule_goes_one_way_from_its_start_to_its_end(start: float, end: float, pair: tuple[float, float]) -> None:
-    controls: tuple[Control, ...] = ("linear", "cosine")
-    for control in controls:
-        way_there = Schedule(control, start, end, ())
-        early, late = (scheduled(way_there, p) for p in sorted(pair))
-        way = 1 if end >= start else -1
-        assert way * (late - early) >= -1e-12
-        assert (scheduled(way_there, 0.0), scheduled(way_there, 1.0)) == (pytest.approx(start), pytest.approx(end))
-        # Symmetric about the middle: what is gained by p is what is left at 1 - p.
-        assert early + scheduled(way_there, 1 - min(pair)) == pytest.approx(start + end)
-    assert scheduled(Schedule("cosine", 0.0, 1.0, ()), 0.25) == pytest.approx((1 - math.sqrt(0.5)) / 2)
 
 
 def test_the_first_update_has_the_start_and_the_last_one_the_end() -> None:

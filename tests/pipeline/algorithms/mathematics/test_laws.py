@@ -118,15 +118,6 @@ def test_pad_columns_change_nothing(name: str, rows: Rows, pad: int, rubbish: fl
     alike(loose, tight)
 
 
-@pytest.mark.parametrize("name", ALL)
-@settings(max_examples=25)
-@given(rows=responses, rubbish=junk, data=st.data())
-def test_rows_in_another_order_give_the_same(name: str, rows: Rows, rubbish: float, data: st.DataObject) -> None:
-    one, order = batch(rows, 1, rubbish), torch.tensor(data.draw(st.permutations(range(len(rows)))))
-    found, wanted = ALL[name](one.each(lambda column: column[order])), ALL[name](one)
-    alike(found, wanted[order] if name not in NUMBERS else wanted)  # type: ignore[index]
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ALL)
 def test_in_each_dtype_it_is_the_same_but_for_rounding_and_leaves_its_inputs_alone(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
 from hypothesis import strategies as st
 from naive import drawn, grid, prefix
 from torch import Tensor
@@ -23,6 +22,8 @@ from pipeline.algorithms.mathematics.shaping import (
     with_floor,
 )
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_numbers, group_sums
+
+NAN = float("nan")
 
 
 def f64(*xs: float) -> Tensor:
@@ -127,23 +128,14 @@ def test_groups_of_one_token_are_tokens_and_a_whole_response_on_its_last_is_a_pe
 rows = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-@given(responses=rows)
-def test_groups_against_a_loop_over_tokens(responses: list[list[tuple[float, bool]]]) -> None:
-    mask = prefix(responses, 2)
-    x, closes = grid([[value for value, _ in row] for row in responses], 2), torch.ones_like(mask)
-    for row, response in enumerate(responses):
-        closes[row, : len(response)] = torch.tensor([closing for _, closing in response])
+def test_groups_by_hand() -> None:
+    """The second row is cut within its last group; no token behind it counts."""
+    closes = torch.tensor([[0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 1, 1]]).bool()
+    mask, x = prefix([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4]]), grid([[1.0, 2, 4, 8, 16, 32], [1, 2, 4, 8]])
     groups = group_numbers(closes)
-    sums, ends = group_sums(x, groups, mask), group_ends(groups, mask)
-    shared, last = (credited(sums, groups, mask, how) for how in ("shared", "last"))  # type: ignore[arg-type]
-    for row, response in enumerate(responses):
-        begin = 0
-        for place, (_, closing) in enumerate(response):
-            if not closing and place < len(response) - 1:
-                continue
-            size, total = place + 1 - begin, sum(value for value, _ in response[begin : place + 1])
-            assert sums[row, begin : place + 1].tolist() == pytest.approx([total] * size, abs=1e-12)
-            assert ends[row, begin : place + 1].tolist() == [*[False] * (size - 1), True]
-            assert shared[row, begin : place + 1].tolist() == pytest.approx([total / size] * size, abs=1e-12)
-            assert last[row, begin : place + 1].tolist() == [*[0.0] * (size - 1), sums[row, place].item()]
-            begin = place + 1
+    assert groups.tolist() == [[0, 0, 1, 1, 1, 2], [0, 0, 0, 1, 1, 2]]
+    assert group_sums(x, groups, mask).tolist() == [[3, 3, 28, 28, 28, 32], [7, 7, 7, 8, 0, 0]]
+    assert group_ends(groups, mask).int().tolist() == [[0, 1, 0, 0, 1, 1], [0, 0, 1, 1, 0, 0]]
+    whole = torch.tensor([[6.0, 6, 9, 9, 9, 7], [6, 6, 6, 8, NAN, NAN]])
+    assert credited(whole, groups, mask, "shared").tolist() == [[3, 3, 3, 3, 3, 7], [2, 2, 2, 8, 0, 0]]
+    assert credited(whole, groups, mask, "last").tolist() == [[0, 6, 0, 0, 9, 7], [0, 0, 6, 8, 0, 0]]
