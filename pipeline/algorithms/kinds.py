@@ -160,9 +160,9 @@ TRUST_REGIONS: dict[str, TrustRegion] = {
 PARTS: dict[str, PartKind] = {
     "kl": PartKind("pipeline.training.parts.kl:KlToReference", section="kl"),
     "entropy": PartKind(
-        "pipeline.training.parts.entropy:EntropyBonus", "pipeline.algorithms.entropy_settings:EntropyConfig"
+        "pipeline.training.parts.entropy:EntropyBonus", "pipeline.training.parts.entropy_settings:EntropyConfig"
     ),
-    "floor": PartKind("pipeline.training.parts.floor:Floor", "pipeline.algorithms.floor_settings:FloorConfig"),
+    "floor": PartKind("pipeline.training.parts.floor:Floor", "pipeline.training.parts.floor_settings:FloorConfig"),
     "warm_up": PartKind("pipeline.training.parts.brakes:WarmUp", section="critic"),
     "guard": PartKind("pipeline.training.parts.brakes:Guard", section="optimiser"),
     "hinge": PartKind("pipeline.training.parts.brakes:Hinge", section="kl"),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from pipeline.config.runtime import RuntimeConfig
-from pipeline.run.progress import RESUMED
+from pipeline.run.progress import RESUMED, Reporter
 from pipeline.training.processes import Ranks
 from pipeline.training.rounds import Round
 from pipeline.training.state import Progress, TrainingState
@@ -92,16 +92,6 @@ class NullLog:
     def close(self) -> None: ...
 
 
-class Watch(Protocol):
-    """Receives progress."""
-
-    def progress(self, stage: str, done: int, total: int, note: str = "") -> None: ...
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def warn(self, message: str) -> None: ...
-
-
 @dataclass(frozen=True)
 class Files:
     """What a trial writes while it runs."""
@@ -114,7 +104,7 @@ class Files:
 class Checkpoints:
     """Those of a running trial, and its metrics file, which they refer to."""
 
-    def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Watch, round_: Round) -> None:
+    def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Reporter, round_: Round) -> None:
         self._files, self._state, self._ranks, self._watch, self._round = files, state, ranks, watch, round_
         self.log: Log = NullLog()
         self.saved = Progress()

@@ -22,7 +22,8 @@ from pipeline.models.static_sampler import choose_sampler
 from pipeline.resources.ledger import Ledger, Reached
 from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.leaving import Leaving, asked_to_leave
-from pipeline.training.checkpoint import Checkpoints, Files, Watch
+from pipeline.run.progress import Reporter
+from pipeline.training.checkpoint import Checkpoints, Files
 from pipeline.training.experience import Experience, in_turn
 from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
@@ -46,7 +47,7 @@ class Trainer:
         data: TrainingData,
         score: ScoreFn,
         files: Files,
-        watch: Watch,
+        watch: Reporter,
         ledger: Ledger,
         round_: Round | None = None,
     ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pipeline.algorithms.entropy_settings import BONUS
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.effects import When, above, given, setting
@@ -15,6 +14,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.rewards.learned_settings import ROUNDS
 from pipeline.rewards.settings import DISAGREEMENT
 from pipeline.run.metrics import each_step
+from pipeline.training.parts.entropy_settings import BONUS
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
 from studies.definition.fields import EVALUATION

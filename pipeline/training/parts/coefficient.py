@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, TypeVar
 
-from pipeline.algorithms.entropy_settings import EntropyConfig
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.controllers import adapted, elapsed, scheduled
 from pipeline.config.trial import TrialConfig
 from pipeline.training.part import Part, Terms
+from pipeline.training.parts.entropy_settings import EntropyConfig
 
 S = TypeVar("S", bound=KlConfig | EntropyConfig)
 

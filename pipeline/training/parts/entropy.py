@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pipeline.algorithms.entropy_settings import EntropyConfig
 from pipeline.training.experience import LossTerm, Rows
 from pipeline.training.parts.coefficient import Coefficient
+from pipeline.training.parts.entropy_settings import EntropyConfig
 
 
 class EntropyBonus(Coefficient[EntropyConfig]):

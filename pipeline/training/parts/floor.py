@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.algorithms.floor_settings import FloorConfig
 from pipeline.algorithms.mathematics.controllers import multiplier
 from pipeline.config.trial import TrialConfig
 from pipeline.training.part import Part, Terms
+from pipeline.training.parts.floor_settings import FloorConfig
 
 
 class Floor(Part[FloorConfig]):
