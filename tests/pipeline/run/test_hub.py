@@ -55,7 +55,7 @@ from pipeline.run.hub import check_model
 try:
     check_model("judge.classifier.model", "some-org/judge", sys.argv[1], pinned=True)
     import torch
-    from pipeline.resources.out_of_memory import Room
+    from pipeline.models.out_of_memory import Room
     from pipeline.rewards.classifier_settings import ClassifierSettings
     from pipeline.rewards.classifier import load
     cfg = ClassifierSettings(model="some-org/judge", revision=sys.argv[1], label="YES", output="logit")

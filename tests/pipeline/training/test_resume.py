@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranked
 import torch
 from helpers import Recorder, smoke
 from kill_resume import rounds
@@ -155,11 +156,10 @@ def test_it_leaves_a_checkpoint_of_the_update_at_hand_and_goes_on_as_if_it_had_s
 
 
 @pytest.mark.slow
-def test_processes_of_a_trial_leave_together(tmp_path: Path, scheduled: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_a_trial_leave_together(tmp_path: Path, scheduled: None) -> None:
     """One that is signalled by itself stays: the first process of the trial decides."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     with pytest.raises(Leaving):
-        launch("ranked:leaves", 2, smoke(), tmp_path, Recorder(), {})
+        launch(ranked.leaves, smoke(runtime__processes=2), tmp_path, Recorder(), None)
 
 
 # --- SIGKILL ---
