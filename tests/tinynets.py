@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.models.packing import packed_attention
 from pipeline.models.policy import Episodes, response_mask
+from pipeline.rewards.base import Completions
 
 SIZES = {
     "hidden_size": 32,
@@ -51,3 +52,10 @@ def episodes(queries: list[int], lengths: list[int]) -> Episodes:
 
 UNEVEN = episodes([6, 3, 1, 4, 2], [7, 1, 3, 7, 5])
 EVEN = episodes([3, 3], [4, 4])
+
+
+def completions(*rows: tuple[str, str]) -> Completions:
+    """Prompts and completions as text; the tokens are any, and no response ended by itself."""
+    ones = torch.ones(len(rows), 1, dtype=torch.bool)
+    episodes = Episodes(torch.zeros(len(rows), 2, dtype=torch.long), ones, ones, ~ones[:, 0])
+    return Completions(episodes, [prompt for prompt, _ in rows], [text for _, text in rows])

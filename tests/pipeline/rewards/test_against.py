@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tinynets import completions
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.opponents import Against, less_mean
 
@@ -24,13 +24,6 @@ class Length:
 
     def __call__(self, completions: Completions) -> Tensor:
         return as_scores([self._score(text) for text in completions.texts])
-
-
-def completions(*pairs: tuple[str, str]) -> Completions:
-    n = len(pairs)
-    ones = torch.ones(n, 1, dtype=torch.bool)
-    episodes = Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1))
-    return Completions(episodes, [prompt for prompt, _ in pairs], [text for _, text in pairs])
 
 
 def test_a_score_less_the_mean_of_the_opponents_of_its_prompt() -> None:

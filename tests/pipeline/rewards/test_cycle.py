@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tinynets
 import torch
 
 from pipeline.evaluation.heldout import preferences
-from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.collection import Gold, judged_pairs
 from pipeline.rewards.grammar import CycleJudge, GrammarJudge, endings_of, lead, spread
@@ -21,11 +21,7 @@ FEW = RewardConfig(learned=LearnedSettings(pairs=12, heldout_pairs=4, label_nois
 
 
 def completions(*texts: str) -> Completions:
-    n = len(texts)
-    ones = torch.ones(n, 1, dtype=torch.bool)
-    return Completions(
-        Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1)), ["We saw it."] * n, list(texts)
-    )
+    return tinynets.completions(*(("We saw it.", text) for text in texts))
 
 
 def gap(first: str, second: str) -> float:

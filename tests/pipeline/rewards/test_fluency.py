@@ -11,19 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from pipeline.models.policy import Episodes
-from pipeline.rewards.base import Completions
 from pipeline.rewards.fluency import (
     FEWEST,
     RULES,
     FluencyGuard,
-    FluentLexicon,
     Phrases,
     Reading,
     Thresholds,
-    _begins_a_word,
     faults,
     order,
     thresholds_of,
@@ -60,16 +55,6 @@ def guard(model: NGrams, length: int = 8, **bounds: float) -> FluencyGuard:
     return FluencyGuard(letters, model, Phrases.of([]), LexiconReward(), length, thresholds)
 
 
-MODERATE = {"unlikely": -4.0, "repetitive": 0.4, "unended": -4.0}
-
-
-def completions(*rows: tuple[str, str, bool]) -> Completions:
-    ones = torch.ones(len(rows), 1, dtype=torch.bool)
-    ended = torch.tensor([ended for _, _, ended in rows])
-    episodes = Episodes(torch.zeros(len(rows), 2, dtype=torch.long), ones, ones, ended)
-    return Completions(episodes, [prompt for prompt, _, _ in rows], [text for _, text, _ in rows])
-
-
 def test_a_reading_is_that_of_the_completion_after_its_prompt(model: NGrams) -> None:
     read = guard(model).read("the fi", "lm is ", False)
     expected = np.log(model.probabilities(letters("the film is ")["input_ids"], 3))
@@ -96,13 +81,6 @@ def test_the_end_is_judged_where_the_text_ended_by_itself(model: NGrams) -> None
     assert guard(model, unended=0.0).judge("the fi", "", True).faults == 1, "an empty completion has an end"
     assert guard(model, unended=0.0).judge("the fi", "", False).faults == 0
     assert guard(model, thin=0.1).judge("the fi", "", False).faults == 1, "and says nothing"
-
-
-def test_only_the_length_of_a_response_is_read(model: NGrams) -> None:
-    short, long = (guard(model, 2).read("the fi", text, False) for text in ("lm is", "lm is great fun"))
-    assert len(long["fluency"]) == 2
-    assert long["fluency"][0] == short["fluency"][0]
-    assert len(long["copied"]) == len(long["praise"]) == 2, "film and is"
 
 
 def test_every_rule_counts_by_itself() -> None:
@@ -156,12 +134,6 @@ def test_order_is_what_words_gain_over_the_mean_of_all_their_orders(model: NGram
     assert read["content"].tolist() == pytest.approx([-np.log(model.probabilities(tokens, 4)).sum()])
 
 
-def test_a_token_of_white_space_begins_no_word() -> None:
-    text = "a  b\n\nc "
-    spans = [(0, 1), (1, 2), (2, 4), (3, 4), (4, 6), (6, 7), (8, 8)]
-    assert [_begins_a_word(text, *span) for span in spans] == [True, False, True, True, False, True, False]
-
-
 def test_copied_words_lie_in_known_phrases() -> None:
     known = Phrases.of(["One of the best films of all time.", "short text"])
 
@@ -176,26 +148,6 @@ def test_copied_words_lie_in_known_phrases() -> None:
     assert share("one of", " time") == share("", "the films of all") == 0
     assert share("", "") == -1
     assert Phrases.of([]).copied(["one", "of", "the", "best"], []).tolist() == [0, 0, 0, 0]
-
-
-def test_a_text_with_a_fault_loses_against_every_text_without(model: NGrams) -> None:
-    judge = FluentLexicon(guard(model, **MODERATE))
-    rows = [
-        ("the film ", "is bad. awful. horrible. terrible. ", False),
-        ("the film ", "is good.", True),
-        ("the film ", "wonderful superb great best", False),
-        ("the film ", "great great great great great great ", False),
-    ]
-    lenient = FluentLexicon(guard(model))
-    strict = FluentLexicon(guard(model, unlikely=0.0, repetitive=-1.0, unended=0.0))
-    plain = LexiconReward()(completions(*rows)).tolist()
-    assert lenient(completions(*rows)).tolist() == plain
-    assert strict(completions(*rows)).tolist() == [-3, -4, -3, -3], "-1 - faults"
-    scores = judge(completions(*rows)).tolist()
-    assert scores[1] == plain[1] > 0
-    assert scores[3] == -3 < -1 <= plain[0]
-    assert scores[2] == -2
-    assert plain[3] > plain[1], "without the guard the praise wins"
 
 
 def test_a_guard_is_read_as_it_was_written(model: NGrams, tmp_path: Path) -> None:

@@ -66,38 +66,6 @@ def test_the_judge_ranks_answers_to_one_prompt() -> None:
     assert pairs.first.prompts == pairs.second.prompts
 
 
-def test_answers_and_errors_are_of_the_seed_of_the_pairs_and_each_answer_errs_on_its_own() -> None:
-    drawn: list[tuple[str, int]] = []
-
-    def same(rows: Tensor, label: str, seed: int) -> Completions:
-        drawn.append((label, seed))
-        return numbered(rows, label, 0)
-
-    def orders(seed: int = 0, pairs_seed: int = 0) -> tuple[list[list[int]], list[bool]]:
-        cfg = RewardConfig(
-            learned=LearnedSettings(ranked=3, pairs=1_200, heldout_pairs=600, label_noise=10.0, pairs_seed=pairs_seed),
-            seed=seed,
-        )
-        pairs, _, _ = judged_rankings(same, Points(), 900, cfg)
-        best = pairs.to_learn().answers[0].query_responses[:, 1]
-        return best.tolist(), pairs.first_wins[1_200:].tolist()
-
-    one, other_model, other_pairs = orders(), orders(seed=1), orders(pairs_seed=1)
-    assert one == other_model
-    assert one[0] != other_pairs[0]
-    assert one[1] != other_pairs[1]
-    assert drawn == [("rankings", 0), ("rankings", 0), ("rankings", 1)]
-    # Held-out labels have noise that no training answer has: among judges who nearly guess, the same noise of the first
-    # 1,200 answers would put the same pairs in the same order.
-    cfg = RewardConfig(learned=LearnedSettings(ranked=2, pairs=600, heldout_pairs=600, label_noise=1e6))
-    pairs, _, _ = judged_rankings(same, Points(), 900, cfg)
-    train, heldout = pairs.halves()
-    texts = {text: row for row, text in enumerate(numbered(torch.arange(2_400), "", 0).texts)}
-    first_of_two = [texts[text] % 2 == 0 for text in pairs.first.texts[train]]
-    agree = sum(a == b for a, b in zip(first_of_two, pairs.first_wins[heldout].tolist(), strict=True))
-    assert 240 < agree < 360
-
-
 @pytest.fixture(scope="module")
 def ranked(smoke_layout: Layout) -> TrialOutcome:
     return run_trial(smoke(algorithm="dpo", **FOUR), smoke_layout, Recorder())

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tinynets
 import torch
 from numpy.typing import NDArray
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.models.policy import Episodes
 from pipeline.resources import packages
 from pipeline.rewards import ocr
 from pipeline.rewards.base import Completions
@@ -22,7 +22,6 @@ from pipeline.rewards.ocr import OcrReward, character_error_rate, distance
 from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import (
     DETECTOR,
-    GRID,
     RECOGNISER,
     UNPRINTABLE,
     PaddleReader,
@@ -46,11 +45,7 @@ REVIEW = "The acting was absolutely superb, and the plot was dull."
 
 
 def completions(texts: Sequence[str]) -> Completions:
-    n = len(texts)
-    ones = torch.ones(n, 1, dtype=torch.bool)
-    return Completions(
-        Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1)), ["prompt"] * n, list(texts)
-    )
+    return tinynets.completions(*(("prompt", text) for text in texts))
 
 
 class Says:
@@ -136,40 +131,6 @@ def test_an_image_depends_on_the_text_and_the_settings_alone() -> None:
     assert rendered("one", noise=20.0).shape == rendered("eno", noise=20.0).shape
     noise = [rendered(text, noise=20.0).astype(int) - rendered(text) for text in ("one", "eno")]
     assert not np.array_equal(noise[0][:4], noise[1][:4]), "each text has noise of its own"
-
-
-def test_what_the_picture_shows() -> None:
-    image = rendered(REVIEW)
-    assert image.dtype == np.uint8
-    assert image.shape[0] % GRID == image.shape[1] % GRID == 0
-    assert (image.min(), image.max()) == (0, 255)
-    border = np.concatenate([image[:4].ravel(), image[-4:].ravel(), image[:, :4].ravel(), image[:, -4:].ravel()])
-    assert (border == 255).all(), "no ink is cut off"
-    assert rendered(REVIEW * 3).shape[0] > image.shape[0], "more lines"
-    turned = rendered(REVIEW, rotation=10.0)
-    assert turned.shape[0] > image.shape[0]
-    assert (turned[:, :2] == 255).all()
-    dark = [(255.0 - rendered(REVIEW, **how)).sum() for how in ({}, {"blur": 2.0}, {"rotation": 10.0})]
-    assert dark[1:] == pytest.approx([dark[0]] * 2, rel=0.05), "degrading neither adds nor removes ink"
-    noisy = rendered(REVIEW, noise=20.0)[:4].astype(float)
-    assert 255 - noisy.mean() == pytest.approx(20 * 0.399, rel=0.1), "half of the noise of paper is clipped"
-
-
-def test_a_score_depends_on_nothing_but_its_text() -> None:
-    def reader(image: NDArray[np.uint8]) -> Reading:
-        return Reading(REVIEW, float(image.mean()) / 255)
-
-    texts = [REVIEW, "another text", "", REVIEW, "a third\none", REVIEW[:20]]
-    alone = [float(OcrReward(DEGRADED, reader)(completions([text]))) for text in texts]
-    together = OcrReward(DEGRADED, reader)
-    assert together(completions(texts)).tolist() == alone
-    assert together(completions(texts[::-1])).tolist() == alone[::-1]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(4)
-    try:
-        assert OcrReward(DEGRADED, reader)(completions(texts)).tolist() == alone
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_a_text_is_read_once_until_the_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,17 +69,6 @@ def test_every_prompt_has_its_opponents_once(outcome: TrialOutcome, kept: pd.Dat
     assert np.mean([a != b for a, b in zip(first, second, strict=True)]) > 0.9
 
 
-def test_no_other_sample_is_an_opponent(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
-    known = set(zip(kept["prompt"], kept["completion"], strict=True))
-    folder = outcome.artifacts["reward"].path
-    pairs, samples = (pd.read_parquet(folder / name) for name in ("pairs.parquet", "reference_samples.parquet"))
-    draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet")
-    calibration = samples[samples["source"] == "calibration"]
-    for table, column in ((pairs, "first"), (pairs, "second"), (calibration, "completion"), (draws, "completion")):
-        again = [row in known for row in zip(table["prompt"], table[column], strict=True)]
-        assert np.mean(again) < 0.05
-
-
 def test_the_reward_is_the_mean_probability_of_beating_them(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
     proxy = reward_of(outcome.artifacts["reward"], CPU, ROOM)
     prompts = [kept["prompt"][0], kept["prompt"].iloc[-1]]  # one to train on, one held out

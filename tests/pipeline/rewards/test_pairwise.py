@@ -6,24 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.config.model import ModelConfig
-from pipeline.models.loading import scratch_model
-from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.learned import bradley_terry_loss
 from pipeline.rewards.pairwise import (
-    PairwiseModel,
     mean_win,
-    new_pairwise_model,
     pairwise_loss,
     preference_logit,
 )
-
-CPU = torch.device("cpu")
-SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
-
-
-def model(dimension: int = 4) -> PairwiseModel:
-    return new_pairwise_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU, dimension)
 
 
 def embeddings(n: int, numbers: int = 5, seed: int = 0) -> Tensor:
@@ -75,7 +63,7 @@ def _one_hot_cycle() -> tuple[Tensor, Tensor]:
     return kinds[[0, 1, 2]], kinds[[1, 2, 0]]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_cycle_of_three_is_learned_exactly_where_bradley_terry_stays_at_chance(seed: int) -> None:
     better, worse = _one_hot_cycle()
     torch.manual_seed(seed)
@@ -90,9 +78,3 @@ def test_a_cycle_of_three_is_learned_exactly_where_bradley_terry_stays_at_chance
         assert (preference_logit(general(better), general(worse)).sigmoid() > 0.99).all()
         assert (scalar(better) - scalar(worse)).abs().max() < 1e-3
         assert losses[1].item() == pytest.approx(0.6931472, abs=1e-5)
-
-
-def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:
-    n = len(tokens)
-    ended = torch.ones(n, dtype=torch.bool)
-    return Episodes(tokens, torch.ones(n, 2, dtype=torch.bool), response_mask(lengths, tokens.shape[1] - 2), ended)

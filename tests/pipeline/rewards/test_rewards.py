@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tinynets import completions
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
@@ -24,13 +25,6 @@ from pipeline.rewards.learned import (
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import Ranked
 from pipeline.rewards.settings import RewardConfig
-
-
-def completions(*pairs: tuple[str, str]) -> Completions:
-    n = len(pairs)
-    ones = torch.ones(n, 1, dtype=torch.bool)
-    episodes = Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1))
-    return Completions(episodes, [prompt for prompt, _ in pairs], [text for _, text in pairs])
 
 
 def test_the_grammar_judge_reads_prompt_and_completion_as_one_text() -> None:

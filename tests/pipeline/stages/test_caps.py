@@ -18,7 +18,6 @@ from pipeline.resources.ledger import ended, raised_cap
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
-from pipeline.run.store import Artifact, Store
 from pipeline.trial import plan_trial, run_trial
 
 
@@ -130,54 +129,3 @@ def test_a_larger_cap_continues_the_stage_in_the_store(smoke_layout: Layout, lay
     assert whole.artifacts["evaluate"].digest == plain.artifacts["evaluate"].digest
     assert not kept.exists()
     assert went(layout, caps__generated_tokens=5)[1] == []  # a complete trial is none of a cap's business
-
-
-def made(folder: Path, text: str, keep: str | None = None) -> dict[str, Any]:
-    (folder / "out.txt").write_text(text)
-    if keep:
-        (folder / "state").mkdir(exist_ok=True)
-        (folder / "state" / "at.txt").write_text(keep)
-    return {"text": text}
-
-
-@pytest.mark.parametrize("killed_at", [1, 2])
-def test_a_reader_finds_the_old_artifact_or_the_new_one_whenever_the_builder_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: int
-) -> None:
-    import os
-
-    store = Store(tmp_path)
-
-    def build(text: str, keep: str | None = None) -> Artifact:
-        return store.build(
-            "train",
-            "k",
-            {},
-            lambda out: made(out, text, keep),
-            resumable=True,
-            final=lambda found: found.meta["text"] == "new",
-            kept="state",
-        )
-
-    build("old", keep="half")
-    assert (tmp_path / "train" / ".kept" / "k" / "at.txt").read_text() == "half"
-    replace, calls = os.replace, [0]
-
-    def dying(source: Any, target: Any) -> None:
-        if str(target).endswith(("train/k", ".replaced/k")):
-            calls[0] += 1
-            if calls[0] == killed_at:
-                raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", dying)
-    with pytest.raises(KeyboardInterrupt):
-        build("new")
-    monkeypatch.undo()
-    found = store.find("train", "k")
-    assert found is not None
-    assert found.meta["text"] == "old"
-    assert (found.path / "out.txt").read_text() == "old"
-    assert build("new").meta["text"] == "new"
-    assert (tmp_path / "train" / "k" / "out.txt").read_text() == "new"
-    assert not list((tmp_path / "train" / ".replaced").iterdir())

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke
+from tinynets import completions
 
 from pipeline.config.trial import TrialConfig
 from pipeline.data.reviews import generate
@@ -28,16 +29,13 @@ from pipeline.evaluation.judge_errors import (
     strewn,
 )
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes
-from pipeline.models.tokenizers import train_tokenizer
-from pipeline.rewards.base import Completions
 from pipeline.rewards.fluency import GuardedScore, guarded
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
-from pipeline.stages.judge import _openings, judge
+from pipeline.stages.judge import judge
 from pipeline.trial import plan_trial, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 8)
@@ -67,12 +65,6 @@ def config(home: Path, **changes: Any) -> TrialConfig:
 @pytest.fixture(scope="module")
 def outcome(home: Path) -> TrialOutcome:
     return run_trial(config(home), Layout(home / "out"), Recorder())
-
-
-def completions(*rows: tuple[str, str]) -> Completions:
-    ones = torch.ones(len(rows), 1, dtype=torch.bool)
-    episodes = Episodes(torch.zeros(len(rows), 2, dtype=torch.long), ones, ones, ~ones.squeeze(1))
-    return Completions(episodes, [prompt for prompt, _ in rows], [text for _, text in rows])
 
 
 def test_auto_is_the_guarded_lexicon_where_the_grammar_judges_not(home: Path) -> None:
@@ -107,18 +99,6 @@ def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
     assert meta["praise/wins_lexicon"] > 0.8
     for attack, share in {"shuffled": 0.1, "praise": 0.1, "strewn": 0.15, "repeated": 0.1}.items():
         assert meta[f"{attack}/wins"] <= share, attack
-
-
-def test_held_out_texts_are_cut_as_responses_are(home: Path) -> None:
-    texts = ["The acting was absolutely superb and I loved it from the first minute on.", "It was bad."]
-    tokenizer = train_tokenizer(texts * 3, 400)
-    cfg = config(home, train__response_length=4, data__prompt_length=[2, 2])
-    long, short = _openings(cfg, pd.DataFrame({"text": texts}), tokenizer)
-    assert (long.prompt, long.ended) == ("The acting", False)
-    assert texts[0].startswith(long.prompt + long.completion)
-    lengths = [len(tokenizer(text)["input_ids"]) for text in (long.prompt, long.prompt + long.completion)]
-    assert lengths[1] - lengths[0] == 4
-    assert short == Opening("It was", " bad.", True)
 
 
 def test_attacks_change_what_they_say() -> None:

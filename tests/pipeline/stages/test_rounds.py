@@ -19,14 +19,13 @@ from pipeline.models.seeding import uniforms
 from pipeline.rewards.collection import TEMPERATURE, Collection, split_prompts
 from pipeline.rewards.learned import HEAD, family_of, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.opponents import OPPONENTS
 from pipeline.rewards.rankings import Ranked, read_responses
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.outcome import TrialOutcome
 from pipeline.run.store import Artifact
-from pipeline.trial import ADDED_UP, plan_trial, run_trial
+from pipeline.trial import plan_trial, run_trial
 
 CPU = torch.device("cpu")
 ROUND_KL = "objective/round_kl_per_token"
@@ -155,20 +154,6 @@ def test_a_reward_of_the_newest_pairs_forgets_the_others(opposed: TrialOutcome) 
     earlier, later = ([response.tolist() for response in column] for column in responses)
     assert len(earlier) == len(later) == 256
     assert earlier != later
-
-
-def test_every_round_has_the_references_answers_as_opponents_and_pays_for_them_once(opposed: TrialOutcome) -> None:
-    one, two = (pd.read_parquet(opposed.artifacts[stage].path / OPPONENTS) for stage in ("reward-1", "reward"))
-    assert one["completion"].tolist() == two["completion"].tolist()
-    assert one["numbers/reward"].tolist() != two["numbers/reward"].tolist(), "by the reward of the round"
-    first, later = (logged(opposed, stage, "opponents.json") for stage in ("reward-1", "reward"))
-    reward, before, after = (logged(opposed, stage) for stage in ("reward", "train-1", "train"))
-    # 192 pairs and 64 samples for calibration, each of 1 to 16 tokens, and the opponents.
-    assert reward["generated_tokens"] - later["generated_tokens"] == pytest.approx(448 * 11, rel=0.5)
-    assert after["generated_tokens"] > before["generated_tokens"] + reward["generated_tokens"]
-    for key in ADDED_UP:
-        assert opposed.cost[f"opponents_{key}"] == first[key]
-        assert opposed.cost[key] == pytest.approx(after[key] + first[key]), "the later ones are in the training's"
 
 
 def test_the_series_goes_on_over_the_rounds(outcome: TrialOutcome) -> None:
