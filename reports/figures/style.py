@@ -7,7 +7,6 @@ used up, colours repeat with other line styles and markers. `paper.mplstyle` has
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.ticker import StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from reports.records.load import MISSING, STALE, StudyRecords
 from studies.definition.schema import Study
@@ -103,15 +102,8 @@ def square_root(axis: Axis, most: float, *, compact: bool = False) -> None:
     axis.axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0.0)), np.square))
     top = max(most, 1e-6) * 1.12
     axis.axes.set_xlim(0, top)
-    places = (0.5, 0.95) if compact else (0.25, 0.45, 0.7, 0.95)
-    axis.set_ticks(sorted({0.0, *(_round(top * place**2) for place in places)}))
+    axis.set_major_locator(MaxNLocator(3 if compact else 5, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def _round(value: float) -> float:
-    """Return the nearest of 1, 2, 3, 5 times a power of ten at or below."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return float(f"{max(step for step in (1, 2, 3, 5) if step <= value / power + 1e-9) * power:.3g}")
 
 
 def entries(styles: dict[str, ArmStyle], arms: Iterable[str], *, lines: bool = False) -> list[Line2D]:

@@ -32,8 +32,6 @@ REPORTED = (
     "eval/length", "eval/eos_rate", "eval/distinct_1", "eval/distinct_2", "eval/ppl_reference",
     "eval/fault_rate", "eval/fault_rate_reference",
 )  # fmt: skip
-RANKED = ("eval/win_rate", "eval/gold")
-"""Metrics of which more is better whatever the study asks: their best arm is marked."""
 COMPARED = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_sequence")
 ENDS = (
     "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token", "objective/kl_k3_per_token",
@@ -53,8 +51,6 @@ class ArmResult:
     estimates: dict[str, Estimate]
     per_seed: dict[str, dict[int, float]]
     """Metric -> seed -> value of that trial."""
-    divergence: Estimate | None
-    """Share of ended trials that diverged."""
     planned: int
     """Seeds that the design gives."""
     excess: Estimate | None
@@ -98,14 +94,8 @@ class Power:
     """The smallest difference that matters (`smallest_of`)."""
     seeds: int
     seeds_needed: int | None
-    """Seeds that find `target` on as many prompts; None where it is unknown (one seed) or no number is enough."""
-    more_prompts: bool
-    """No number of seeds finds `target` on so few prompts."""
-
-    @property
-    def suffices(self) -> bool | None:
-        """Whether the seeds there are find `target`."""
-        return None if self.target is None else self.detectable <= self.target
+    """Seeds that find `target` on as many prompts; None where it is unknown (one seed) or no number is enough on so few
+    prompts."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +119,6 @@ class Findings:
     effects: tuple[Effect, ...]
     claims: tuple[Claim, ...]
     power: tuple[Power, ...]
-    best: dict[str, str]
-    """Metric -> the arm that is better than every other one, where one is (`_best`)."""
     paths: Paths
     """(arm, seed) -> KL and rewards along the training."""
     matched: tuple[MatchedKL, ...]
@@ -164,9 +152,6 @@ def analyse(records: StudyRecords) -> Findings:
         effects=tuple(effect for metric in compared for effect in _effects(records, metric)),
         claims=_claims(records),
         power=_power(records),
-        best={
-            metric: arm for metric in dict.fromkeys((objective, *RANKED)) if (arm := _best(records, metric)) is not None
-        },
         paths=trajectories.paths(records),
         matched=matched_kl.matched(records),
         alarms=trajectories.alarms(records),
@@ -184,7 +169,6 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
     reported = dict.fromkeys((*records.reported(REPORTED, ENDS), *parts(records), records.study.objective.metric))
     per_seed = {metric: records.recorded(arm, metric) for metric in reported}
     counts = records.counts(arm)
-    fell, ended = _diverged(records, arm)
     return ArmResult(
         arm=arm,
         counts=counts,
@@ -193,17 +177,9 @@ def _arm(records: StudyRecords, arm: str) -> ArmResult:
             metric: estimate for metric in reported if (estimate := _estimate(records, arm, metric)) is not None
         },
         per_seed={metric: values for metric, values in per_seed.items() if values},
-        divergence=two_level.wilson(fell, ended) if ended else None,
         planned=len(records.seeds),
         excess=excess(records, arm),
     )
-
-
-def _diverged(records: StudyRecords, arm: str) -> tuple[int, int]:
-    """Trials that diverged, and that ended by themselves or by a cap: a failed or pruned one says nothing of
-    divergence."""
-    counts = records.counts(arm)
-    return counts.get("diverged", 0), sum(counts.get(status, 0) for status in ("complete", "budget", "diverged"))
 
 
 def _estimate(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
@@ -262,34 +238,9 @@ def _power(records: StudyRecords) -> tuple[Power, ...]:
             continue
         alpha = two_level.ALPHA / len(pairs)
         target = smallest_of(records, metric, pair)
-        need = power.seeds_needed(given, target, alpha) if target else None
-        needed = need.seeds if need else None
-        found = power.detectable(given, alpha)
-        hopeless = need is not None and needed is None
-        powers.append(Power(arm, metric, found, target, len(pair.seeds), needed, hopeless))
+        needed = power.seeds_needed(given, target, alpha) if target else None
+        powers.append(Power(arm, metric, power.detectable(given, alpha), target, len(pair.seeds), needed))
     return tuple(powers)
-
-
-def _best(records: StudyRecords, metric: str) -> str | None:
-    """The arm whose paired difference to every other evaluated arm excludes 0 in its favour, at Bonferroni's level;
-    None without one.
-
-    With k arms each difference gets the interval of level 1 - 0.05 / (k - 1): an arm that is not the best in truth
-    is named with a probability of at most 0.025, as it would have to beat the true best. An arm of which no trial
-    was evaluated is not compared; one that lost seeds is compared on those it has.
-    """
-    values = {arm: estimate.value for arm in records.arms if (estimate := _estimate(records, arm, metric)) is not None}
-    if len(values) < 2:
-        return None
-    maximize = maximized(records, metric)
-    best = (max if maximize else min)(values, key=lambda arm: values[arm])
-    level = 1 - two_level.ALPHA / (len(values) - 1)
-    for other in values:
-        pair = shared(records, metric, [best, other]) if other != best else None
-        effect = pair.difference(level) if pair else None
-        if other != best and (effect is None or not effect.excludes_zero or (effect.value > 0) != maximize):
-            return None
-    return best
 
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:

@@ -55,12 +55,12 @@ class Shared:
     """(S, P) numerator and denominator of each arm."""
     once: bool
 
-    def difference(self, level: float = two_level.LEVEL) -> Estimate:
+    def difference(self) -> Estimate:
         """The first arm minus the second."""
         (first, under), (second, beneath) = self.tables
         if self.once:
-            return two_level.over_seeds(list((first - second)[:, 0]), level)
-        return two_level.difference(first, second, under, beneath, level)
+            return two_level.over_seeds(list((first - second)[:, 0]))
+        return two_level.difference(first, second, under, beneath)
 
     def lines(self) -> tuple[Array, Array]:
         """(S, P) tables of two arms whose means differ by the effect."""

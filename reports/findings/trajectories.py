@@ -75,18 +75,15 @@ def alarms(records: StudyRecords) -> tuple[ArmAlarm, ...]:
     return tuple(result)
 
 
-def aligned(
-    records: StudyRecords, metric: str, arm: str, grid: Array | None = None, points: int = 256
-) -> tuple[list[int], Aligned]:
-    """The seeds of an arm and their series of one metric on one grid (`reports.statistics.series.align`); its own grid
-    by default.
+def aligned(records: StudyRecords, metric: str, arm: str) -> tuple[list[int], Aligned]:
+    """The seeds of an arm and their series of one metric on one grid (`reports.statistics.series.align`).
 
     Cells hold whole updates, since within one the clip fraction rises from epoch to epoch, and a cell that cut
     an update would show that saw-tooth as if it were noise.
     """
     series = records.series(arm, metric)
     steps, values = [at for at, _ in series.values()], [value for _, value in series.values()]
-    return list(series), align(steps, values, grid_of(steps, points, records.update_length) if grid is None else grid)
+    return list(series), align(steps, values, grid_of(steps, multiple=records.update_length))
 
 
 def trajectories(records: StudyRecords) -> dict[tuple[str, int], pd.DataFrame]:

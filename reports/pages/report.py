@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +28,6 @@ from studies.definition.schema import Study
 
 if TYPE_CHECKING:
     from reports.figures.style import Drawn
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A figure as the page shows it; `svg` is empty where there was nothing to draw."""
-
-    name: str
-    title: str
-    caption: str
-    alt: str
-    wide: bool
-    svg: Markup
 
 
 def render_report(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> Path:
@@ -77,7 +64,7 @@ def build(records: StudyRecords, findings: Findings, folder: Path) -> None:
 
 
 def _context(
-    records: StudyRecords, findings: Findings, tables: Sequence[Table], figures: Sequence[Shown]
+    records: StudyRecords, findings: Findings, tables: Sequence[Table], figures: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Every value that the templates of the page use."""
     sample_seed, samples = _samples(records)
@@ -101,12 +88,14 @@ def _context(
     }
 
 
-def _shown(name: str, drawn: Drawn | None, folder: Path) -> Shown:
+def _shown(name: str, drawn: Drawn | None, folder: Path) -> dict[str, Any]:
+    """A figure as the page shows it; `svg` is empty where there was nothing to draw."""
     if drawn is None:
         nothing = "The study asks for this figure, but its records hold nothing to draw in it."
-        return Shown(name, name.replace("_", " ").capitalize(), nothing, "", False, Markup())
+        return {"name": name, "title": name.replace("_", " ").capitalize(), "caption": nothing, "svg": ""}
+    shown = {key: getattr(drawn, key) for key in ("title", "caption", "alt", "wide")}
     svg = Markup(inline_svg(folder / f"{name}.svg", name))  # ours: matplotlib escapes every text in it
-    return Shown(name, drawn.title, drawn.caption, drawn.alt, drawn.wide, svg)
+    return {"name": name, **shown, "svg": svg}
 
 
 def _samples(records: StudyRecords) -> tuple[int | None, list[dict[str, Any]]]:

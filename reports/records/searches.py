@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import Damaged
 from pipeline.run.layout import StudyFolder, read_sealed
 from studies.definition.schema import Study
 from studies.definition.search import Tried, trial_of
@@ -38,17 +37,12 @@ def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
     """
     if study.search is None or not folder.search_file.exists():
         return None
-    try:
-        with folder.naming_remedy():
-            content = read_sealed(folder.search_file)
-        if content["search"] != study.search.model_dump(mode="json"):
-            return None
-        return SearchResult(
-            trials=tuple(trial_of(entry) for entry in content["trials"]),
-            pareto=tuple(int(number) for number in content["pareto"]),
-            confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Damaged(
-            folder.search_file, f"{type(error).__name__}: {str(error).splitlines()[0]}", folder.remedy
-        ) from None
+    with folder.naming_remedy():
+        content = read_sealed(folder.search_file)
+    if content["search"] != study.search.model_dump(mode="json"):
+        return None
+    return SearchResult(
+        trials=tuple(trial_of(entry) for entry in content["trials"]),
+        pareto=tuple(int(number) for number in content["pareto"]),
+        confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
+    )

@@ -52,9 +52,6 @@ class Alarm:
     """Mean KL of the `SMOOTH` records around it."""
     gold: float
     proxy: float
-    seen_step: float
-    """The end of the block of records in which the fall first exceeded what noise can do."""
-    seen_kl: float
 
 
 def alarms(arms: Sequence[Sequence[Trajectory]], level: float = FALSE_ALARMS) -> list[list[Alarm | None]]:
@@ -67,12 +64,8 @@ def alarms(arms: Sequence[Sequence[Trajectory]], level: float = FALSE_ALARMS) ->
     largest such fall in studies of this shape whose gold has no trend, by simulation under the noise of `NULLS`; the
     larger limit counts. From the highest block to the fallen one the proxy must have risen.
 
-    Simulated studies without a trend that raise any alarm, in percent (5 arms x 3 seeds x 128 records; n = 4,000
-    studies): 0.6, 0.7, 0.9, 1.4, 3.3 at a correlation of 0, 0.2, 0.4, 0.6, 0.75 between neighbouring records; 4.9 when
-    30 % of the variance has a correlation of 0.85; 20 when half has one of 0.9. Trials in which a real bend is found,
-    where gold rises by 2 points in a third of the training and then falls by 1, 1.5, 2, 3 points, with noise of 0.45
-    points: 35, 93, 100, 100 % without correlation, 11, 58, 92, 100 % at 0.4. Fewer than `LEAST` complete records raise
-    none.
+    Fewer than `LEAST` complete records raise none. ``methods.j2`` states how often noise raises an alarm, and how often
+    a real bend is found.
     """
     cleaned = [[Trajectory(*complete(*vars(trial).values())) for trial in trials] for trials in arms]
     usable = [[trial for trial in trials if len(trial.steps) >= LEAST] for trials in cleaned]
@@ -164,10 +157,9 @@ def _turned(trial: Trajectory, limit: float) -> Alarm | None:
     window = window_of(len(trial.gold))
     smooth_gold, smooth_proxy = running_mean(np.stack([trial.gold, trial.proxy]), window)
     kl = running_mean(trial.kl, SMOOTH)
-    seen = int(edges[after[0] + 1]) - 1
     inner = np.arange(window // 2, max(int(edges[after[0]]), window // 2 + 1))
     turn = int(inner[smooth_gold[inner].argmax()])
-    at = (trial.steps[turn], kl[turn], smooth_gold[turn], smooth_proxy[turn], trial.steps[seen], kl[seen])
+    at = (trial.steps[turn], kl[turn], smooth_gold[turn], smooth_proxy[turn])
     return Alarm(*(float(value) for value in at))
 
 

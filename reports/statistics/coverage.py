@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 COMMAND = "make coverage"
 RESULTS = Path(__file__).with_name("coverage.csv")
@@ -93,6 +94,4 @@ def largest() -> dict[str, tuple[float, float]]:
 
 
 def _read(path: Path, row: type[Any]) -> list[Any]:
-    kinds = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] for field in fields(row)}
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row(**{key: kinds[key](value) for key, value in one.items()}) for one in csv.DictReader(file)]
+    return [row(**{str(key): value for key, value in one.items()}) for one in pd.read_csv(path).to_dict("records")]

@@ -3,7 +3,7 @@ functions; the test is the one of the reports, `reports.statistics.two_level.two
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,6 @@ MOST_SEEDS = 1_000
 _TOLERANCE = 1e-6
 """Of the shift, relative: no table shows so many digits."""
 _QUANTILES = (np.arange(40) + 0.5) / 40
-
-
-@dataclass(frozen=True)
-class Need:
-    """How many seeds it takes to find an effect."""
-
-    seeds: int | None
-    """None where no number of seeds is enough on so few prompts."""
-    smallest: float
-    """What `MOST_SEEDS` seeds would find on as many prompts: only more prompts go below."""
 
 
 def detectable(given: Moments, alpha: float = ALPHA, power: float = POWER) -> float:
@@ -58,12 +48,12 @@ def detectable(given: Moments, alpha: float = ALPHA, power: float = POWER) -> fl
     return (low + high) / 2 * sd
 
 
-def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: float = POWER) -> Need | None:
+def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
     """Seeds with which a true difference of `target` is found with probability `power`, on as many prompts.
 
-    `given`: moments of a table of paired differences; None with one seed, which does not tell how seeds differ. With
-    few seeds the answer is itself uncertain: with 3 the variance between seeds is known to within a factor of about 6
-    either way.
+    `given`: moments of a table of paired differences; None with one seed, which does not tell how seeds differ, and
+    where not even `MOST_SEEDS` are enough on so few prompts. With few seeds the answer is itself uncertain: with 3 the
+    variance between seeds is known to within a factor of about 6 either way.
     """
     if given.seeds < 2 or target <= 0:
         return None
@@ -74,11 +64,10 @@ def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: flo
         prompts = np.asarray(shared + given.within / count)
         return detectable(replace(given, seeds=count, between=variance, prompts=prompts), alpha, power)
 
-    smallest = found_with(MOST_SEEDS)
-    if smallest > target:
-        return Need(None, smallest)
+    if found_with(MOST_SEEDS) > target:
+        return None
     low, high = 1, MOST_SEEDS
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if found_with(middle) <= target else (middle, high)
-    return Need(high, smallest)
+    return high

@@ -28,11 +28,6 @@ class Aligned:
     """(S, G)."""
 
     @property
-    def count(self) -> NDArray[np.int64]:
-        """(G,) series that are running at each point."""
-        return np.asarray(np.isfinite(self.values).sum(axis=0), dtype=np.int64)
-
-    @property
     def whole(self) -> NDArray[np.bool_]:
         """(G,) where all series are running: only there does a mean over them speak of the same seeds throughout."""
         return np.asarray(np.isfinite(self.values).all(axis=0), dtype=np.bool_)

@@ -134,7 +134,7 @@ def logit_bounds(value: Array, half: Array) -> tuple[Array, Array]:
     return np.asarray(expit(centre - reach)), np.asarray(expit(centre + reach))
 
 
-def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
+def over_seeds(values: Sequence[float]) -> Estimate:
     """Mean of one value per seed with Student's interval, S - 1 degrees of freedom; none with a single seed."""
     array = np.asarray(values, dtype=np.float64)
     if array.size == 0 or not np.isfinite(array).all():
@@ -145,7 +145,7 @@ def over_seeds(values: Sequence[float], level: float = LEVEL) -> Estimate:
     from scipy.special import stdtrit
 
     se = float(array.std(ddof=1)) / math.sqrt(array.size)
-    half = float(stdtrit(array.size - 1, (1 + level) / 2)) * se
+    half = float(stdtrit(array.size - 1, (1 + LEVEL) / 2)) * se
     return Estimate(centre, centre - half, centre + half, array.size, 0, "student", se, float(array.size - 1))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import Findings
 from reports.findings.matched_kl import MatchedKL
 from reports.findings.trajectories import ArmAlarm, ArmPeak
 from reports.records.load import StudyRecords
-from reports.statistics.alarm import Alarm
 from reports.statistics.series import BLOCKS
 from reports.tables.table import (
     DASH,
@@ -73,8 +72,8 @@ def alarm_table(findings: Findings) -> Table:
         {"arm": one.arm, "seed": seed, **vars(alarm)} for one in findings.alarms for seed, alarm in one.alarms.items()
     ]
 
-    def steps(one: ArmAlarm, step: Callable[[Alarm], float]) -> TableCell:
-        values = [step(alarm) for alarm in one.alarms.values()]
+    def steps(one: ArmAlarm) -> TableCell:
+        values = [alarm.step for alarm in one.alarms.values()]
         if not values:
             return DASH
         low, high = min(values), max(values)
@@ -88,11 +87,10 @@ def alarm_table(findings: Findings) -> Table:
         (words("arm"), lambda one: one.arm),
         (Head("over-optimised", "trials"), lambda one: f"{len(one.alarms)} of {one.trials}"),
         (Head("turning point", "nats per sequence"), lambda one: shown(one.kl) if one.alarms else DASH),
-        (Head("at step", "gradient steps"), lambda one: steps(one, lambda alarm: alarm.step)),
-        (Head("seen at step", "gradient steps"), lambda one: steps(one, lambda alarm: alarm.seen_step)),
+        (Head("at step", "gradient steps"), steps),
         (Head("highest gold", "judge points"), highest),
     )
-    names = ["arm", "seed", "step", "kl", "gold", "proxy", "seen_step", "seen_kl"]
+    names = ["arm", "seed", "step", "kl", "gold", "proxy"]
     return declared("alarms", "Over-optimisation", findings.alarms, shape, data, names)
 
 

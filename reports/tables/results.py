@@ -20,7 +20,6 @@ from reports.tables.runs import cost_table, trial_table, upstream_table
 from reports.tables.search import tuning_table
 from reports.tables.symptoms import health_table
 from reports.tables.table import (
-    DASH,
     TONES,
     Head,
     Table,
@@ -138,11 +137,10 @@ def power_table(records: StudyRecords, findings: Findings) -> Table:
         (words("arm"), lambda one: one.arm),
         (Head("detectable difference", unit), lambda one: number(one.detectable, metric)),
         (Head("smallest that matters", unit), lambda one: number(one.target, metric)),
-        (words("detectable"), lambda one: DASH if one.suffices is None else "yes" if one.suffices else "no"),
         (Head("seeds"), lambda one: str(one.seeds)),
-        (Head("seeds needed"), lambda one: "more prompts" if one.more_prompts else str(one.seeds_needed or "–")),
+        (Head("seeds needed"), lambda one: str(one.seeds_needed or "–")),
     )
-    names = ["arm", "metric", "detectable", "target", "seeds", "seeds_needed", "more_prompts"]
+    names = ["arm", "metric", "detectable", "target", "seeds", "seeds_needed"]
     return declared("power", "Power", findings.power, shape, map(vars, findings.power), names)
 
 
@@ -172,12 +170,10 @@ def verdict_table(findings: Findings) -> Table:
 
 
 def status_table(records: StudyRecords, findings: Findings) -> Table:
-    """Show how many trials of each arm ended how; the rate of divergence only where some trial diverged."""
+    """Show how many trials of each arm ended how."""
     present = list(records.counts())
     data = [
-        {"arm": one.arm, "planned": one.planned}
-        | {status: one.counts.get(status, 0) for status in STATUSES}
-        | {"ended": one.divergence.seeds if one.divergence else 0, **columns("divergence_rate", one.divergence)}
+        {"arm": one.arm, "planned": one.planned} | {status: one.counts.get(status, 0) for status in STATUSES}
         for one in findings.arms
     ]
     shape = [
@@ -185,9 +181,6 @@ def status_table(records: StudyRecords, findings: Findings) -> Table:
         (Head("planned", "trials"), lambda one: str(one.planned)),
         *[(Head(s, "trials"), lambda one, status=s: str(one.counts.get(status, 0))) for s in present],
     ]
-    if "diverged" in present:
-        head = Head("diverged of ended", "95 % interval")
-        shape.append((head, lambda one: shown(one.divergence, "eval/win_rate")))
     return declared("statuses", "How the trials ended", findings.arms, shape, data, present=present)
 
 
@@ -201,7 +194,7 @@ def effect_word(effect: Effect, objective: str) -> str:
 def _estimates(
     table_name: str, title: str, records: StudyRecords, findings: Findings, shown_keys: Sequence[str], **values: Any
 ) -> Table:
-    """Show some metrics of every arm; the best arm is bold where the intervals tell it from all others."""
+    """Show some metrics of every arm."""
     present = [key for key in shown_keys if any(key in one.estimates for one in findings.arms)] or shown_keys
     own = records.baseline_values
     settings = ", ".join(f"{key} {setting(value)}" for key, value in own.items()) if len(own) <= MOST_VALUES else ""
@@ -213,18 +206,16 @@ def _estimates(
         {"arm": one.arm, "seeds": len(one.seeds), "planned_seeds": one.planned, "prompts": _prompts(one)}
         | {f"n_{status}": n for status, n in one.counts.items()}
         | {column: value for key in present for column, value in columns(key, one.estimates.get(key)).items()}
-        | {"best_on": " ".join(key for key in present if findings.best.get(key) == one.arm)}
         for one in findings.arms
     ]
     values["methods"] = {one.estimates[key].method for one in findings.arms for key in present if key in one.estimates}
-    values["bold"] = [key for key in present if key in findings.best]
     shape = (
         (words("arm"), named),
         (_N, _size),
         *[
             (
                 Head(name(key), METRICS[key].unit.removeprefix("1")),
-                lambda one, key=key: _value(one, key, bold=findings.best.get(key) == one.arm),
+                lambda one, key=key: _value(one, key),
             )
             for key in present
         ],
@@ -237,9 +228,9 @@ def _size(one: ArmResult) -> TableCell:
     return TableCell("0" if not seeds else f"{seeds} × {prompts}" if prompts else counted(seeds, "seed"), one.flags)
 
 
-def _value(one: ArmResult, key: str, *, bold: bool) -> TableCell:
+def _value(one: ArmResult, key: str) -> TableCell:
     """Return an estimate; preference accuracy comes with the share that it has to be compared with."""
-    cell = shown(one.estimates.get(key), key, bold=bold)
+    cell = shown(one.estimates.get(key), key)
     won = decided_won(one) if key == ACCURACY else None
     return cell if won is None else replace(cell, detail=f"{cell.detail}; won {number(won, key)}")
 

@@ -35,8 +35,6 @@ class TableCell:
     detail: str = ""
     tone: str = ""
     """`good`, `bad` or none: a hint that never carries meaning alone."""
-    bold: bool = False
-    """The best of its column, where the intervals say so."""
 
     @property
     def beside(self) -> str:
@@ -89,19 +87,14 @@ def declared(
     return Table(name, title, say("tables", name, **values), tuple(head for head, _ in chosen), cells, frame)
 
 
-def shown(estimate: Estimate | None, key: str = "", *, bold: bool = False) -> TableCell:
+def shown(estimate: Estimate | None, key: str = "") -> TableCell:
     """Return value and interval, with equal decimals; a dash for none."""
-    return DASH if estimate is None else _parted(interval(estimate, key), bold)
+    return DASH if estimate is None else TableCell(*interval(estimate, key).split(" ", 1))
 
 
 def shown_difference(estimate: Estimate | None, key: str = "") -> TableCell:
     """Return signed value and interval; a dash for none."""
-    return DASH if estimate is None else _parted(signed(estimate, key), False)
-
-
-def _parted(text: str, bold: bool) -> TableCell:
-    value, _, bounds = text.partition(" ")
-    return TableCell(value, bounds, bold=bold)
+    return DASH if estimate is None else TableCell(*signed(estimate, key).split(" ", 1))
 
 
 def size(estimate: Estimate | None) -> str:
@@ -138,7 +131,7 @@ def write(tables: list[Table], folder: Path) -> None:
 def markdown(table: Table) -> str:
     """Return a Markdown table; details stand behind the main text."""
     rules = ["---:" if head.numeric else "---" for head in table.heads]
-    lines = [[_md(head.title) for head in table.heads], rules, *_escaped(table, _md, "**{}**")]
+    lines = [[_md(head.title) for head in table.heads], rules, *_escaped(table, _md)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -153,19 +146,15 @@ def plain(table: Table) -> str:
 def latex(table: Table) -> str:
     """Return a booktabs table, to be included with ``\\input``."""
     kinds = "".join("r" if head.numeric else "l" for head in table.heads)
-    rows = _escaped(table, _tex, r"\textbf{{{}}}")
+    rows = _escaped(table, _tex)
     for row in rows:  # after a line break LaTeX takes a bracket or a star for an option of the break
         row[0] = "{}" * row[0].startswith(("[", "*")) + row[0]
     frame = pd.DataFrame(rows, columns=[_tex(head.title) for head in table.heads])
     return f"% {_tex(table.title)}. {_tex(table.note)}\n{frame.to_latex(index=False, column_format=kinds)}"
 
 
-def _escaped(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    def text(cell: TableCell) -> str:
-        main = escape(cell.text)
-        return f"{bold.format(main) if cell.bold else main} {escape(cell.beside)}".strip()
-
-    return [[text(cell) for cell in row] for row in table.rows]
+def _escaped(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
+    return [[f"{escape(cell.text)} {escape(cell.beside)}".strip() for cell in row] for row in table.rows]
 
 
 def _md(text: str) -> str:

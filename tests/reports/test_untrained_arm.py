@@ -83,15 +83,3 @@ def test_a_study_that_trains_nothing_at_all_can_be_shown(build: Builder, tmp_pat
     assert frontier(records, found) is not None
     assert arithmetic(records) == {}, "no multiple of nothing"
     assert "gradient steps of" not in methods(records, found)["Training"]
-
-
-def test_an_arm_in_few_bits_has_another_reference(build: Builder, tmp_path: Path) -> None:
-    arms = {"beta_0.05": 0.05, "few": {"adapter.kind": "lora", "adapter.quantize": "4bit"}}
-    built = build(tmp_path, arms=arms, **SHAPE)
-    records = load_records(built.folder, built.study)
-    findings = analyse(records)
-    drawn = frontier(records, findings)
-    assert drawn is not None
-    for text in (methods(records, findings)["Evaluation"], drawn.caption):
-        assert "few" in text
-        assert "bits" in text

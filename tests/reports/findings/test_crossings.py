@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,17 +126,6 @@ def test_factors_are_crossed_where_the_study_says_so(made: Made) -> None:
     assert f"beta=0.2 with gae_lambda=0.5, is {signed(strong.estimate, 'eval/gold')} judge points (3 seeds" in said
     plain = made(f'factors: {{"{BETA}": [0.2], "{LAM}": [0.5]}}', seeds=(0,))
     assert (crossed(plain), said_of(plain)) == ((), "")
-
-
-def test_each_pair_of_three_knobs_is_taken_at_the_baseline_of_the_third(made: Made) -> None:
-    values = {BETA: (0.05, 0.2), LAM: (0.5, 0.95), CLIP: (0.1, 0.2)}
-    listed = ", ".join(f'"{key}": {list(own)}' for key, own in values.items())
-    records = made(f"grid: {{{listed}}}\nbaseline: {BASE}+epsilon=0.2", seeds=(0,), prompts=10)
-    found = crossed(records)
-    assert [(one.crossing.rows, one.crossing.columns) for one in found] == [(BETA, LAM), (BETA, CLIP), (LAM, CLIP)]
-    assert set(found[2].interactions[0].contrast.weights) == {
-        f"beta=0.05+gae_lambda={lam}+epsilon={clip}" for lam, clip in product(values[LAM], values[CLIP])
-    }
 
 
 def test_a_single_seed_tests_nothing(made: Made) -> None:

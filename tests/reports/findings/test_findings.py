@@ -41,9 +41,6 @@ def test_arm_means_equal_the_mean_of_the_recorded_summaries(demo: Built, finding
             assert estimate.low is not None
             assert estimate.high is not None
             assert estimate.low <= estimate.value <= estimate.high
-    rate = findings.arm("beta_0").divergence
-    assert rate is not None
-    assert (rate.value, rate.high) == (pytest.approx(1 / 3), pytest.approx(two_level.wilson(1, 3).high))
 
 
 def test_effect_is_the_paired_difference_over_common_seeds(demo: Built, findings: Findings) -> None:

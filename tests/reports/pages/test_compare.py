@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,8 @@ def other(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     reference = built.layout.store / "sft" / "sf00112233445566"
     reference.rename(reference.with_name(other))
     records = load_records(built.folder, built.study)
-    return Compared(records, analyse(records))
+    named = replace(records, study=records.study.model_copy(update={"name": "other"}))
+    return Compared(named, analyse(records))
 
 
 def test_every_arm_of_every_study_has_a_row(records: StudyRecords, findings: Findings, other: Compared) -> None:

@@ -11,14 +11,13 @@ import pandas as pd
 import pytest
 import trl_logs
 
-from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder
 from reports.figures import style
 from reports.findings.findings import analyse
 from reports.pages.report import render_report
 from reports.records.load import find_study, load_records
 from reports.text.answer import answer
-from studies.definition.schema import Study, load_study
+from studies.definition.schema import Study
 from studies.importing.run import import_folder
 from studies.importing.trials import ends
 
@@ -111,11 +110,3 @@ def test_final_measurements_that_were_imported_are_compared(tmp_path: Path) -> N
     assert estimate.value == pytest.approx(
         0.6 + sum(trl_logs.rows(0.2, seed)[-1]["objective/kl"] for seed in (0, 1)) / 200
     )
-
-
-def test_a_study_that_was_never_imported(tmp_path: Path) -> None:
-    file = tmp_path / "trl.yaml"
-    file.write_text("question: q\nhypothesis: h\nrefuted_if: r\nbaseline: a\nseeds: [0]\nimported: {a: {}}\n")
-    with pytest.raises(UserError, match=r"has no records here .* import them: ablate import FOLDER --name trl"):
-        find_study(Layout.at(tmp_path), str(file))
-    assert load_study(file).profile == "imported"

@@ -90,7 +90,6 @@ def test_it_stands_where_gold_turned() -> None:
     assert len(turned) >= 58
     assert np.median([one.step for one in turned]) == pytest.approx(127 / 3 * 16, abs=80)
     assert np.median([one.kl for one in turned]) == pytest.approx(20 / 9, rel=0.25)
-    assert all(one.seen_step > one.step and one.seen_kl > one.kl for one in turned)
 
 
 def test_its_kl_is_the_one_where_the_policy_stood_though_kl_falls_back() -> None:

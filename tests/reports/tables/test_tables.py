@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from reports.findings.findings import Findings, analyse
 from reports.findings.pairs import shared
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords
 from reports.records.searches import SearchResult
 from reports.statistics.power import detectable
 from reports.tables.judge import KINDS, judge_table, judges
-from reports.tables.results import all_tables, arm_table
+from reports.tables.results import all_tables
 from reports.tables.search import tuning_table
 from reports.tables.table import Head, Table, TableCell, latex, markdown
 from studies.definition.search import Tried
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.reports.conftest import Builder
+    pass
 
 
 def tabular(text: str) -> list[list[str]]:
@@ -43,7 +39,7 @@ def tabular(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", ["[x] a--b", "50 % & more", "a_b^c~d#e$f{g}h\\i", "<tag> | `tick`", "*\nβ √ − ×"])
 def test_anything_can_stand_in_a_cell(text: str) -> None:
-    heads, cell = (Head("h_0", "nats & more"), Head("h_1", numeric=False)), TableCell(text, text, bold=True)
+    heads, cell = (Head("h_0", "nats & more"), Head("h_1", numeric=False)), TableCell(text, text)
     rows = ((cell, TableCell(text)), (TableCell(text), TableCell("", text)))
     table = Table("t", "Title 50 %", "A note\nof two lines.", heads, rows, pd.DataFrame())
     assert list(map(len, tabular(latex(table)))) == [2, 2]
@@ -52,11 +48,11 @@ def test_anything_can_stand_in_a_cell(text: str) -> None:
 
 
 def test_what_is_printed_is_what_was_meant() -> None:
-    row = (TableCell("−1.5", "[−2, −1]", bold=True), TableCell("a--b<c>", "baseline"))
+    row = (TableCell("−1.5", "[−2, −1]"), TableCell("a--b<c>", "baseline"))
     table = Table("t", "T", "n", (Head("x"), Head("y_z", "%")), (row,), pd.DataFrame())
-    assert r"\textbf{$-$1.5} [$-$2, $-$1] & a-{}-b\textless{}c\textgreater{} (baseline) \\" in latex(table)
+    assert r"$-$1.5 [$-$2, $-$1] & a-{}-b\textless{}c\textgreater{} (baseline) \\" in latex(table)
     assert r"x & y\_z [\%] \\" in latex(table)
-    assert markdown(table).splitlines()[2] == r"| **−1.5** \[−2, −1\] | a--b&lt;c&gt; (baseline) |"
+    assert markdown(table).splitlines()[2] == r"| −1.5 \[−2, −1\] | a--b&lt;c&gt; (baseline) |"
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +92,15 @@ def test_power_uses_the_error_of_the_effect(
         pair = shared(records, one.metric, [one.arm, "beta_0.05"])
         assert pair is not None
         assert one.detectable == pytest.approx(detectable(pair.moments(), 0.05 / 3))
-        assert (one.target, one.suffices) == (0.05, one.detectable <= 0.05)
+        assert one.target == 0.05
         assert one.seeds_needed is None or one.seeds_needed > one.seeds
 
 
-def test_divergence_and_alarms(tables: dict[str, Table]) -> None:
-    assert row(tables["statuses"], "beta_0")[-1].startswith("0.333 [")
-    assert tables["statuses"].frame.set_index("arm").loc["beta_0.01", "ended"] == 2
+def test_statuses_and_alarms(tables: dict[str, Table]) -> None:
+    statuses = tables["statuses"].frame.set_index("arm")
+    assert statuses.loc["beta_0", ["planned", "complete", "diverged"]].tolist() == [3, 2, 1]
     assert row(tables["alarms"], "beta_0")[1] == "3 of 3"
-    assert row(tables["alarms"], "beta_0.05")[1:] == ["0 of 3", "–", "–", "–", "–"]
+    assert row(tables["alarms"], "beta_0.05")[1:] == ["0 of 3", "–", "–", "–"]
     assert (len(tables["alarms"].frame), tables["matched_kl"].rows) == (3, ())
 
 
@@ -120,20 +116,6 @@ def test_equal_drift_names_neighbours_and_reasons(strengths: StudyRecords) -> No
     frame = table.frame[table.frame["metric"] == "eval/gold"].set_index("arm")
     assert frame.loc["tight", "difference_low"] == tight.difference.low
     assert "3 of 3 seeds" in frame.loc["loose", "not_compared"]
-
-
-def test_an_arm_is_bold_only_when_all_differences_support_it(build: Builder, tmp_path: Path) -> None:
-    arms = {"beta_0": 0.0, "beta_0.05": 0.05, "beta_0.2": 0.2}
-    built = build(tmp_path, arms=arms, steps=64, prompts=300, diverged=(), budget=(), missing=())
-    records = load_records(built.folder, built.study)
-    for other, best in ((0.0, ["beta_0.2"]), (0.95, [])):
-        noise = np.random.default_rng(0).normal(0, 1.0, len(records.prompts))
-        means = records.prompts["arm"].map({"beta_0": 0.0, "beta_0.05": other, "beta_0.2": 1.0})
-        shifted = replace(records, prompts=records.prompts.assign(policy_gold=means + noise))
-        table = arm_table(shifted, analyse(shifted))
-        gold = [head.text for head in table.heads].index("gold reward")
-        assert [cells[0].text for cells in table.rows if cells[gold].bold] == best
-        assert table.frame.set_index("arm")["best_on"].str.contains("eval/gold").sum() == len(best)
 
 
 def test_trials_of_a_search() -> None:
