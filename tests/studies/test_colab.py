@@ -57,13 +57,6 @@ def test_it_is_a_valid_notebook_without_outputs() -> None:
     assert all(len(cell.source.splitlines()) < 20 for cell in content.cells), "the logic is in the commands"
 
 
-def test_it_says_what_to_set_before_anything_is_installed(tmp_path: Path) -> None:
-    first = next(cell.source for cell in notebook().cells if cell.cell_type == "code")
-    before = first.split("\n!")[0]
-    with pytest.raises(AssertionError, match="set REPOSITORY to the address"):
-        exec(before, {})
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")
 def test_it_runs_and_goes_on_from_the_drive_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from fake_trial import STUDY, calls, control
@@ -119,16 +117,6 @@ def test_claims_on_trials_that_another_study_has_run_are_late(write_study: Write
     assert drift == "registered after part of the data (1 of 2 trials had finished)"
 
 
-def test_copied_results_count_from_when_they_were_made_not_copied(write_study: Write, layout: Layout) -> None:
-    there, other = Layout(layout.root.parent / "there"), write_study(TEXT, "other")
-    go(write_study(TEXT), there)
-    stop_at_once(other, layout)
-    shutil.copytree(there.store, layout.store, dirs_exist_ok=True, copy_function=shutil.copyfile)
-    go(other, layout)
-    assert len(calls(layout)) == 1, "none but the trial that ended the first start has run here"
-    assert said(other, layout)[2] == "registered after the data (4 of 4 trials had finished)"
-
-
 def test_claims_are_early_where_another_study_runs_the_trials_later(write_study: Write, layout: Layout) -> None:
     other = write_study(TEXT, "other")
     stop_at_once(other, layout)
@@ -159,13 +147,6 @@ def test_an_added_arm_amends_no_claim_unless_it_changes_after_its_trials(write_s
         if run:
             go(write_study(with_none(0.7)), layout)
         assert said(write_study(with_none(0.7)), layout) == (text, EARLY, text)
-
-
-def test_what_is_added_or_withdrawn_later(write_study: Write, layout: Layout) -> None:
-    go(write_study(TEXT), layout)
-    found = badges(write_study(TEXT.replace("name: drift", "name: stays")), layout)
-    assert str(found.falsifiers["stays"]) == "exploratory (added after 4 trials)"
-    assert found.withdrawn == ("drift (it stays), withdrawn after 4 trials",)
 
 
 def test_studies_that_ran_before_or_elsewhere_are_exploratory(write_study: Write, layout: Layout) -> None:
@@ -223,15 +204,9 @@ def test_a_chain_that_was_edited_or_removed_is_damaged(
     assert badges(write_study(HIGHER), layout).falsifiers["drift"].state == "exploratory"
 
 
-def test_falsify_shows_the_badges_and_refuses_a_damaged_chain(write_study: Write, layout: Layout) -> None:
-    def falsify(study: Study) -> Any:
-        return CliRunner().invoke(app, ["falsify", study.source, "--out", str(layout.root)])
-
+def test_falsify_refuses_a_damaged_chain(write_study: Write, layout: Layout) -> None:
     go(write_study(), layout)
-    done = falsify(write_study(STUDY.replace("threshold: 0.5", "threshold: 0.6")))
-    assert "before step 32; amended after 4 trials: threshold 0.5 -> 0.6" in done.output
-    assert (done.exit_code, f"Hypothesis: {EARLY}" in done.output) == (0, True)
     path = folder_of(layout).registration_file
     path.write_text(path.read_text().replace("0.5", "0.6"))
-    done = falsify(write_study())
+    done = CliRunner().invoke(app, ["falsify", write_study().source, "--out", str(layout.root)])
     assert (done.exit_code, "registration.jsonl is damaged: it is not what" in done.stderr) == (4, True)

@@ -168,23 +168,6 @@ def test_the_bound_of_an_evaluation_and_of_its_difference(recorded: Callable[[st
     assert better.value == pytest.approx(low)
 
 
-@pytest.mark.parametrize(("metric", "column"), [("eval/win_rate", "win"), ("eval/win_rate_proxy", "win_proxy")])
-def test_the_interval_of_a_win_rate_is_that_of_the_record(
-    write_study: Write, layout: Layout, metric: str, column: str
-) -> None:
-    study = write_study(HEAD + WINS.replace("eval/win_rate", metric).replace("0.55", "0.7, bound: low"))
-    for arm, low in (("base", 0.69), ("same", 0.71)):
-        record = leave(layout, study, arm, 0, series(0.1), wins(0.2))
-        folder = layout.root / record.stages["evaluate"].path
-        pd.DataFrame({"prompt_id": range(40), column: wins(0.8)}).to_parquet(folder / "prompts.parquet", index=False)
-        summary = {metric: 0.8, f"{metric}_low": low, f"{metric}_high": 0.9}
-        write_record(folder_of(layout), record.model_copy(update={"summary": summary}))
-        republish(folder_of(layout), folder)
-    found = judged(layout, study)
-    assert [found[arm, 0].outcome for arm in ("base", "same")] == ["FALSIFIED", "SURVIVED"]
-    assert (found["base", 0].interval, found["base", 0].value) == ((0.69, 0.9), 0.69)
-
-
 def test_what_is_missing_is_not_tested(write_study: Write, layout: Layout) -> None:
     study = write_study(HEAD + RELATIVE + BETTER)
     folder, plan = folder_of(layout), cells(study)
@@ -247,7 +230,7 @@ def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[s
 
 
 STUDY = (
-    fake_trial.STUDY.partition("falsifiers:")[0].replace("baseline: weak", "baseline: %s")
+    fake_trial.STUDY.partition("falsifiers:")[0].replace("baseline: weak", "baseline: strong")
     + """falsifiers:
   - {name: further, claim: no further, metric: objective/kl_per_token, op: ">", threshold: 0.1, before_step: 60,
      relative_to: baseline}
@@ -257,26 +240,17 @@ STUDY = (
 
 
 @pytest.mark.usefixtures("no_mlflow")
-@pytest.mark.parametrize(("baseline", "executor"), [("strong", "inline"), ("strong", "processes"), ("weak", "inline")])
-def test_a_running_study_tells_what_the_records_say(
-    write_study: Write, layout: Layout, baseline: str, executor: str
-) -> None:
+@pytest.mark.parametrize("executor", ["inline", "processes"])
+def test_a_running_study_tells_what_the_records_say(write_study: Write, layout: Layout, executor: str) -> None:
     """`strong` runs after `weak`, so with it as the baseline the claim on `weak` is decided when `strong` has ended."""
-    result, text = go(write_study(STUDY % baseline), layout, executor)
+    result, text = go(write_study(STUDY), layout, executor)
     told = {(one.name, one.arm, one.seed): one for one in result.verdicts}
     assert {one.outcome for key, one in told.items() if key[0] == "wins"} == {"FALSIFIED"}
     assert text.count("weak seed 0: claim wins FALSIFIED, 0.6\n") == 1
-    assert {key for key in told if key[0] == "further"} == {
-        ("further", {"strong": "weak", "weak": "strong"}[baseline], seed) for seed in (0, 1)
-    }
-    if baseline == "strong":
-        fallen = told["further", "weak", 0]
-        assert (fallen.outcome, fallen.step) == ("FALSIFIED", 32)
-        assert text.count(f"weak seed 0: claim further FALSIFIED, {fallen.reason}\n") == 1
-    else:
-        assert told["further", "strong", 1].outcome == "SURVIVED"
-        assert "claim further" not in text
-    assert len(fake_trial.calls(layout)) == 4
-    again, text = go(write_study(STUDY % baseline), layout, executor)
+    assert {key for key in told if key[0] == "further"} == {("further", "weak", 0), ("further", "weak", 1)}
+    fallen = told["further", "weak", 0]
+    assert (fallen.outcome, fallen.step) == ("FALSIFIED", 32)
+    assert text.count(f"weak seed 0: claim further FALSIFIED, {fallen.reason}\n") == 1
+    again, text = go(write_study(STUDY), layout, executor)
     assert again.verdicts == result.verdicts
     assert "FALSIFIED" not in text, "what was recorded is not announced again"

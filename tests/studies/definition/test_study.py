@@ -142,15 +142,6 @@ def test_the_design_digest_follows_content_and_not_order(write_study: Write) -> 
     assert design_digest(first) == design_digest(cells(write_study(), None, {"runtime.threads": 2}))
 
 
-def test_single_parts_of_a_composite_reward_can_be_set() -> None:
-    parts = {"good": {"kind": "learned"}, "true": {"kind": "grammar", "weight": 0.5}}
-    arm = {"reward.kind": "composite", "reward.parts": parts, "reward.parts.true.weight": 0.25}
-    (cell,) = cells(single("smoke", arm, 0))
-    assert (cell.config.reward.parts["true"].weight, cell.config.reward.parts["good"].weight) == (0.25, 1.0)
-    with pytest.raises(UserError, match=r"there is no 'treu' to change; did you mean 'true'\?"):
-        single("smoke", {**arm, "reward.parts.treu.weight": 1.0}, 0)
-
-
 def test_a_single_trial_is_named_after_what_it_changes() -> None:
     assert single("tiny", {}, 3).arm_overrides() == {"tiny": {}}
     assert list(single("tiny", {"optimiser.lr": 0.1, "algorithm.clip.epsilon": 0.3}, 0).arm_overrides()) == [
@@ -193,8 +184,6 @@ def test_the_profile_then_the_algorithm_then_set_then_the_arm(write_study: Write
     kept = write_study(STUDY.replace("{kl.beta: 0.2}", "{kl.beta: 0.2, algorithm: ppo}"))
     weak, strong = (cell.config for cell in cells(kept, None, parse_set(["algorithm=rloo"]))[:2])
     assert [(one.algorithm.name, one.critic.kind) for one in (weak, strong)] == [("rloo", "none"), ("ppo", "shared")]
-    more = write_study(STUDY.replace("{kl.beta: 0.2}", "{kl.beta: 0.2, algorithm: rloo}"))
-    assert cells(more, None, {"train.responses_per_prompt": 8})[1].config.train.responses_per_prompt == 8
 
 
 # --- cautions ----------------------------------------------------------------------------------------------
@@ -203,20 +192,13 @@ def test_the_profile_then_the_algorithm_then_set_then_the_arm(write_study: Write
 def test_what_is_allowed_and_misleading_is_said_with_the_arms_that_it_concerns() -> None:
     study = single("tiny", {}, 0)
     base = study.baseline
-    same = "the gold judge (grammar) is also what is trained on (reward): win rates cannot show over-optimisation"
 
-    def warned(
-        arms: dict[str, dict[str, object]], below: dict[str, object] | None = None, **changes: object
-    ) -> list[str]:
-        return cautions(cells(study.model_copy(update={"arms": arms, **changes}), overrides=below))
+    def warned(arms: dict[str, dict[str, object]], **changes: object) -> list[str]:
+        return cautions(cells(study.model_copy(update={"arms": arms, **changes})))
 
-    assert warned({base: {}}) == []
-    assert warned({base: {"reward.kind": "grammar"}}) == [same]
-    assert warned({base: {}, "oracle": {"reward.kind": "grammar"}}) == [f"oracle: {same}"]
-    named = {base: {}, "once": {"algorithm.name": "reinforce"}, "remax": {"algorithm.name": "remax"}}
-    assert warned(named) == [], "an algorithm of one epoch takes as many, smaller steps"
-    (line,) = warned(named, {"train.num_mini_batches": 2})
-    assert line.endswith(f"(16,384: {base}; 65,536: once, remax)")
+    assert warned({base: {}, "remax": {"algorithm.name": "remax"}}) == [], "as many, smaller steps"
+    (line,) = warned({base: {}, "oracle": {"reward.kind": "grammar"}})
+    assert line.startswith("oracle: the gold judge (grammar) is also what is trained on (reward)")
     idle = {base: {}, "best": {"algorithm.name": "best_of_n"}}
     (line,) = warned(idle, seeds=(0, 1))
     assert line == "best: all seeds give the same result, since nothing is trained and the study has no `vary`"
@@ -234,20 +216,14 @@ def test_a_study_is_found_by_name_or_path(write_study: Write, monkeypatch: pytes
     assert (study.argument, load_study("kl_ablation").argument) == ("mine", "kl_ablation")
     for name, says in (
         ("mein", r"no study 'mein'; did you mean 'mine'\?; there are: a_star_po, clip_ablation, .*, mine \("),
-        ("./mein.yaml", r"no study './mein.yaml'; did you mean 'mine'\?"),
-        ("kl_ablaton", r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?"),
         ("kl_ablaton+confirm", r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?"),
-        (str(folder / "absent.yaml"), "no study '.*absent.yaml'"),
         (str(folder), "is a folder"),
-        ("..", "no study"),
     ):
         with pytest.raises(UserError, match=says):
             load_study(name)
     write_study(name="kl_ablation")
     with pytest.raises(UserError, match="two studies are named 'kl_ablation'"):
         load_study("kl_ablation")
-    monkeypatch.chdir("/")
-    assert study.argument == study.source
 
 
 def test_a_confirmation_is_the_study_on_fresh_seeds(write_study: Write, tmp_path: Path) -> None:

@@ -126,13 +126,3 @@ def test_a_run_that_is_not_there_is_told_with_what_is(
         export(run, tmp_path / "policy", smoke_layout)
     assert not list(tmp_path.iterdir())
     assert export("twice/base/0", tmp_path / "policy", smoke_layout, "tiny").exists()
-
-
-def test_nothing_is_written_over(smoke_layout: Layout, tmp_path: Path) -> None:
-    recorded(smoke_layout)
-    (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(UserError, match="not empty"):
-        export("demo/base/0", tmp_path, smoke_layout)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    (tmp_path / "empty").mkdir()
-    assert (export("demo/base/0", tmp_path / "empty", smoke_layout) / "model.safetensors").exists()

@@ -59,18 +59,6 @@ def test_hands_share_a_study(write_study: Callable[..., Study], layout: Layout, 
     assert len(fake_trial.calls(layout, "reward")) == 3
 
 
-def test_two_commands_on_one_study_share_the_work(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path
-) -> None:
-    fake_trial.control(layout, sleep=0.05)
-    both = [command("study", write_study(MANY).source, layout, tmp_path) for _ in range(2)]
-    for process in both:
-        out, errors = process.communicate(timeout=120)
-        assert (process.returncode, errors) == (0, b""), out
-        assert b"6 of 6 trials" in out
-    assert len(fake_trial.calls(layout)) == 6
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [

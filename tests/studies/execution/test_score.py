@@ -10,19 +10,16 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke, write_record
 from reward_record import TEXTS, note_reward, recorded_reward
 
-from pipeline.data.reviews import generate
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.rewards.base import Completions
 from pipeline.rewards.opponents import save_opponents
-from pipeline.run.layout import Layout, StageRef
+from pipeline.run.layout import Layout
 from pipeline.run.store import read_manifest
-from pipeline.trial import run_trial
 from studies.execution.export_reward import export_reward
-from studies.execution.score import ROWS, score_file, scorer_of
+from studies.execution.score import ROWS, score_file
 
 ROWS_OF_TEXTS: list[dict[str, Any]] = [
     {"prompt": text.split(" ")[0], "completion": text.removeprefix(text.split(" ")[0]), "id": index, "note": 'x, "y"'}
@@ -86,23 +83,6 @@ def test_a_trained_reward_scores_a_text_whatever_is_beside_it(layout: Layout, tm
     assert len(set(alone)) == 3
     assert told[0].startswith("reward: 256 of 261 rows, about ")
     assert told[1] == "reward: 261 of 261 rows"
-
-
-def test_a_trials_guarded_judge_scores_with_what_its_stage_made(tmp_path: Path) -> None:
-    layout, texts = Layout(tmp_path / "out"), [review.text for review in generate(700, 5)]
-    pd.DataFrame({"text": texts, "label": 1}).to_csv(tmp_path / "reviews.csv", index=False)
-    local = {"data__source": "local", "data__local__path": str(tmp_path / "reviews.csv"), "data__heldout_prompts": 32}
-    config = smoke(**local, data__train_prompts=64, evaluate__prompts=32)
-    made = run_trial(config, layout, Recorder(), until="judge").artifacts["judge"]
-    record, folder = recorded_reward(layout), layout.study("made", "smoke")
-    ref = StageRef(key=made.key, path=made.path.relative_to(layout.root).as_posix(), digest=made.digest)
-    changes = {"config": config.model_dump(mode="json"), "stages": {**record.stages, "judge": ref}}
-    guarded = record.model_copy(update=changes)
-    write_record(folder, guarded)
-    rows = [{"prompt": "", "completion": text} for text in (texts[0], "superb superb superb superb superb superb")]
-    found = read(score(write(tmp_path / "a.jsonl", rows), "lexicon", layout=layout, judge="made/base/0"))
-    assert found[0]["gold"] == found[0]["reward"]
-    assert found[1]["gold"] <= -2 < found[1]["reward"]
 
 
 @pytest.mark.parametrize(
@@ -171,22 +151,6 @@ def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypa
     with pytest.raises(UserError, match=r"a\.jsonl, line 2: the reward of this row is nan"):
         score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS))
     assert not (tmp_path / "a.scored.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("grammer", "did you mean 'grammar'"),
-        ("made/base/7", "not recorded"),
-        ("nowhere/base/0", "has not been run in"),
-        ("classifier", "or a folder with a sequence classifier"),
-    ],
-)
-def test_a_reward_that_is_not_there_is_told_with_what_is(layout: Layout, name: str, message: str) -> None:
-    recorded_reward(layout)
-    with pytest.raises(UserError) as error:
-        scorer_of("--reward", name, layout, None, None, torch.device("cpu"))
-    assert message in str(error.value)
 
 
 def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(layout: Layout, tmp_path: Path) -> None:

@@ -121,22 +121,6 @@ def test_again_nothing_runs_and_a_lost_file_is_made_again_from_the_records(whole
     assert len(fake_trial.calls(layout)) == 14 + 6
 
 
-def test_a_crash_is_tried_once_more_and_then_the_search_goes_on(
-    write_study: Callable[..., Study], layout: Layout, whole: Whole
-) -> None:
-    betas = [one["overrides"]["kl.beta"] for one in whole.content["trials"]]
-    _, text = go(write_study(SEARCH), layout, crash={f"{betas[2]}/0": 9, f"{betas[1]}/0": 1})
-    content = found(write_study(SEARCH), layout)
-    assert [one["number"] for one in content["trials"] if one["status"] == "failed"] == [2]
-    proposed, undisturbed = ([one["overrides"] for one in every["trials"]][:5] for every in (content, whole.content))
-    assert proposed == undisturbed
-    assert "search-001 seed 0: tried again" in text
-    assert "search-002 seed 0: given up after 2 attempts" in text
-    other = write_study(SEARCH.replace("trials: 14", "trials: 4\n  seed: 1"))
-    go(other, layout)
-    assert {one["status"] for one in found(other, layout)["trials"]} == {"complete"}, "that record is of other settings"
-
-
 def test_two_objectives_give_a_front_and_its_ends_are_confirmed(
     write_study: Callable[..., Study], layout: Layout
 ) -> None:

@@ -123,21 +123,6 @@ def test_one_bad_file_and_nothing_is_touched(
     assert contents(tmp_path) == before
 
 
-def test_an_edited_study_file_is_kept_and_held_to(logs: Path, layout: Layout) -> None:
-    bring(logs, layout)
-    edit("beta_0.05: {}", "beta_0.05: {kl_coef: 0.05}")
-    text = Path("trl.yaml").read_text()
-    bits = [{**row, "objective/kl": row["objective/kl"] / math.log(2)} for row in trl_logs.rows()]
-    trl_logs.write(logs / "beta_0.05" / "seed_0.jsonl", bits)
-    bring(logs, layout, replace=True)
-    assert Path("trl.yaml").read_text() == text
-    (problem,) = pd.read_csv(layout.study("trl", "imported").path / "problems.csv").to_dict("records")
-    assert "KL is in bits" in problem["why"], "a stated kl_coef checks the unit"
-    trl_logs.write(logs / "beta_0.1-seed9.csv", trl_logs.rows(0.1, 0))
-    with pytest.raises(UserError, match=r"trl\.yaml: beta_0.1 seed 9: not listed; add the arm under `imported`"):
-        bring(logs, layout)
-
-
 def test_no_claim_survives_on_what_was_left_out(tmp_path: Path, layout: Layout) -> None:
     def put(key: str, value: Any, *lines: int) -> Callable[[Rows], Rows]:
         return lambda made: [{**row, key: value} if at in lines else row for at, row in enumerate(made)]

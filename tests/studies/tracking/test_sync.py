@@ -125,13 +125,13 @@ def test_what_mlflow_has_is_not_sent_again(make: Callable[..., Tracked], monkeyp
         assert sqlite.sync(status="complete") == sqlite.sync() == Synced(True, 0)
         assert sqlite.moved(sqlite.layout.root.with_name("moved")).sync(status="complete") == Synced(True, 0)
     text = Path(sqlite.study.source).read_text().replace("threshold: 0.5", "threshold: 0.1")
-    Path(sqlite.study.source).write_text(text.replace("name: drift", "name: 'drift: 10 %'"))
+    Path(sqlite.study.source).write_text(text)
     sqlite.study = load_study(sqlite.study.source)
-    assert sqlite.sync(status="complete") == Synced(True, 4 + 2)
+    assert sqlite.sync(status="complete") == Synced(True, 4)
     after = content(client(sqlite))
     assert after.keys() == before.keys()
     tags = {name.rpartition(" ")[0]: run[1] for name, run in after.items()}
-    assert tags["weak seed 1"]["falsifier.drift_ 10 _"] == "FALSIFIED: 0.1455 at step 16"
+    assert tags["weak seed 1"]["falsifier.drift"] == "FALSIFIED: 0.1455 at step 16"
     assert tags["study small"]["verdict"] == "FALSIFIED"
 
 
@@ -187,17 +187,6 @@ def test_everything_comes_back(make: Callable[..., Tracked], tmp_path: Path, har
     assert done.complete
     assert content(client(copy)) == before
     assert copy.sync(status="complete") == Synced(True, 0)
-
-
-def test_a_run_that_was_deleted_is_made_again(make: Callable[..., Tracked], empty_store: Path) -> None:
-    sqlite = make()
-    sqlite.sync(sqlite.running(0, 3))
-    at = client(sqlite)
-    (run,) = at.search_runs(["1"], "tags.arm = 'weak'")
-    at.delete_run(run.info.run_id)
-    assert sqlite.sync(sqlite.running(0, 5)) == Synced(False, 0)
-    assert sqlite.sync(sqlite.running(0, 5)) == Synced(True, 14)
-    assert whole(sqlite) == sent_at_once(sqlite, empty_store)
 
 
 @pytest.mark.parametrize("taken", [1, 2])
@@ -279,18 +268,6 @@ def test_a_trial_in_rounds_is_shown_in_its_last_one(make: Callable[..., Tracked]
     shutil.copytree(one.metrics.parent, earlier.parent)
     assert tracked.sync(sync.Running(one.arm, one.seed, one.config, earlier)) == Synced(True, 0)
     assert client(tracked).get_experiment_by_name("small") is None
-
-
-def test_another_configuration_is_another_run(make: Callable[..., Tracked]) -> None:
-    tracked = make(SHORT)
-    tracked.record(0, 1)
-    tracked.sync()
-    file = Path(tracked.study.source)
-    file.write_text(file.read_text().replace("kl.beta: 0.2", "kl.beta: 0.3"))
-    tracked.study = load_study(file)
-    tracked.record(1)
-    tracked.sync()
-    assert [len(runs(tracked, arm)) for arm in ("weak", "strong")] == [1, 2]
 
 
 def test_the_end_of_the_baseline_decides_claims_on_trials_that_ended_before(make: Callable[..., Tracked]) -> None:
