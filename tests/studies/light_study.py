@@ -20,6 +20,8 @@ from studies.execution.executors import executor
 from studies.execution.study import StudyResult, run_study
 
 SMALL = {"train.steps": 64}
+Write = Callable[..., Study]
+"""The fixture `write_study`: (text, name) -> the study in a file of this text and name."""
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(Path(__file__).parents[1])])
 COMMAND = """

@@ -55,17 +55,6 @@ def test_a_verdict_follows_its_definition(series: Series, aggregation: Any, op: 
     assert json.loads(json.dumps(asdict(found), allow_nan=False))
 
 
-@given(SERIES, AGGREGATIONS, st.sampled_from([*OPS]))
-def test_the_value_of_a_claim_that_survived_is_where_it_would_just_have_fallen(
-    series: Series, aggregation: Any, op: Any
-) -> None:
-    verdict = evaluate(falsifier(aggregation, op), series, BEFORE)
-    if verdict.outcome == "SURVIVED" and verdict.value is not None:
-        moved = evaluate(falsifier(aggregation, op, threshold=verdict.value), series, BEFORE)
-        assert not OPS[op](verdict.value, 0.25)
-        assert (moved.outcome == "FALSIFIED") == op.endswith("=")
-
-
 @pytest.mark.parametrize(
     ("series", "steps", "outcome"),
     [

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 from fake_trial import STUDY, calls, control
-from light_study import SMALL, go
+from light_study import SMALL, Write, go
 from typer.testing import CliRunner
 
 from ablate import app
 from pipeline.errors import Damaged, UserError
-from pipeline.run.layout import Layout, StudyFolder, sealed
+from pipeline.run.layout import Layout, StudyFolder
 from studies.claims.badges import Standing, standing
 from studies.claims.registration import read_chain
-from studies.definition.schema import Study, single
+from studies.definition.schema import Study
 
 TEXT = f"""{STUDY}hypotheses:
   - {{name: wins, claim: it wins, metric: eval/win_rate, contrast: strong - weak, expect: higher}}
@@ -24,7 +24,6 @@ EARLY = "registered before the data"
 NONE_LATER = f"{EARLY}: arm none added later"
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
-Write = Callable[..., Study]
 
 
 def folder_of(layout: Layout) -> StudyFolder:
@@ -147,20 +146,6 @@ def test_an_added_arm_amends_no_claim_unless_it_changes_after_its_trials(write_s
         if run:
             go(write_study(with_none(0.7)), layout)
         assert said(write_study(with_none(0.7)), layout) == (text, EARLY, text)
-
-
-def test_studies_that_ran_before_or_elsewhere_are_exploratory(write_study: Write, layout: Layout) -> None:
-    study, folder = write_study(TEXT), folder_of(layout)
-    go(study, layout)
-    folder.registration_file.unlink()
-    content = {key: value for key, value in folder.started().items() if key != "registered"}
-    folder.study_file.write_text(sealed(content))
-    assert said(study, layout)[2] == "exploratory (run before registration existed)"
-    go(study, layout)
-    assert said(study, layout)[2] == "exploratory (run before registration existed; registered after 4 trials)"
-    silent = write_study(STUDY.replace("hypothesis: It does.\nrefuted_if: It does not.\n", ""))
-    assert str(badges(silent, layout).hypothesis) == "exploratory (no hypothesis was written down)"
-    assert badges(single("tiny", {}, 0), layout).hypothesis.state == "exploratory"
 
 
 # --- the chain ---------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_a_claim_does_not_survive_on_fewer_than_half_of_the_records() -> None:
 
 
 @pytest.mark.parametrize(("level", "outcome"), [(0.9, "FALSIFIED"), (0.2, "SURVIVED")])
-@pytest.mark.parametrize(("count", "enough"), [(50, True), (49, False), (1, False)])
+@pytest.mark.parametrize(("count", "enough"), [(50, True), (49, False)])
 def test_a_mean_is_decided_by_half_of_the_records_of_either_trial(
     level: float, outcome: str, count: int, enough: bool
 ) -> None:
@@ -71,17 +71,12 @@ def test_a_mean_is_decided_by_half_of_the_records_of_either_trial(
     found = judged(mean, own, few)
     assert (found.outcome, found.n, found.value) == (expected, count, pytest.approx(level - 0.2))
     assert judged(mean, few, dict.fromkeys(own, 0.4 - level)).outcome == expected, "of the baseline's"
-    lost = {step: 0.0 if step >= count else 0.2 for step in own}
-    ratio = claim(aggregation="mean", threshold=2.0, relative="ratio")
-    assert judged(ratio, own, lost).outcome == expected, "a ratio to 0 cannot be compared"
 
 
 @pytest.mark.parametrize(
     ("own", "base", "relative", "counts"),
     [
         ({}, {0: 1.0}, None, (0, 1)),
-        ({120: 1.0}, {120: 1.0}, None, (0, 0)),
-        ({0: 1.0}, {0: math.nan}, None, (1, 0)),
         ({0: 1.0, 16: 1.0}, {8: 1.0, 24: 1.0}, None, (2, 2)),
         ({0: 1.0, 16: 1.0}, {0: 0.0, 16: -2.0}, "ratio", (2, 2)),
         ({0: math.inf}, {0: math.inf}, None, (1, 1)),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import fake_trial
 import pytest
-from light_study import go
+from light_study import Write, go
 
 from pipeline.run.layout import Layout
-from studies.definition.schema import Study
 
 KL = "objective/kl_per_token"
 STOP = (
@@ -20,7 +17,6 @@ STOP = (
   - {name: calm, claim: it rests, metric: policy/entropy, op: "<", threshold: 0.0, before_step: 60}
 """
 )
-Write = Callable[..., Study]
 
 
 @pytest.mark.usefixtures("no_mlflow")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import pytest
 from fake_trial import SEARCH, STUDY
+from light_study import Write
 
 from pipeline.errors import UserError
-from studies.definition.schema import Study
 
-Write = Callable[..., Study]
 HEAD = STUDY.partition("arms:")[0]
 FACTORS = HEAD.replace("baseline: weak\n", "")
 CLAIM = STUDY.partition("falsifiers:")[0] + "falsifiers:\n  - {name: n, claim: c, op: '>', threshold: 0.5, %s}\n"
@@ -37,7 +35,6 @@ FILES = {
         "grid.beta=0+kl.place=loss: kl.place = loss has no effect ... kl.beta is 0.0 ... under arms instead"
     ),
     FACTORS + "factors: {adapter.rank: [4]}\n": "factors.adapter.rank=4: adapter.rank = 4 has no effect",
-    FACTORS + "factors: {kl.beta: [0.1]}\nbaseline: weak": "line 7: baseline: 'weak' ... leave the key out",
     FACTORS + "factors: {kl.beta: [0.1]}\ninteractions: [[kl.beta, optimiser.lr]]": (
         "line 7: interactions: 'optimiser.lr' is not a factor"
     ),
@@ -57,7 +54,6 @@ EDITS = [
     (STUDY, "baseline: weak", "baseline: week", "line 5: baseline: 'week' ... 'weak'?; arms: weak, strong"),
     (STUDY, "baseline: weak\n", "", "baseline: 'baseline' is not an arm; say which one is ... arms: weak, strong"),
     # seeds
-    (STUDY, "[0, 1]", "[0, 1, 0]", "line 6: seeds: '0' is given more than once"),
     (STUDY, "[0, 1]", "3", "line 6: seeds: 3 is a single number ... [0, 1, 2]"),
     (STUDY, "[0, 1]", "[0, 1]\nconfirm: {seeds: [1, 9]}", "line 7: confirm.seeds: 1 is a seed of the study"),
     (STUDY, "[0, 1]", "[0, 1]\nvary: [rewards]", "vary.0 = 'rewards' ... did you mean 'reward'?"),
@@ -72,15 +68,11 @@ EDITS = [
     (STUDY, "kl.beta: 0.2", "kl.beta: 0.01", "'weak' and 'strong' are the same trial"),
     (STUDY, "kl.beta: 0.2", "kl.beta: 0.2, kl.end: 3", "line 9: arms.strong: kl.end = 3.0 has no effect"),
     (STUDY, "strong:", "../strong:", "arms: the name '../strong' cannot be used"),
-    (STUDY, "strong:", "Weak:", "'weak' and 'Weak' differ only in case"),
-    (STUDY, "kl.beta: 0.2}\n", "kl.beta: 0.2}\ngrid: {optimiser.lr: [1]}\n", "line 10: grid: both arms and grid"),
     # algorithms
     (STUDY, "kl.beta: 0.2", "algorithm: rlo", "line 9: arms.strong: algorithm.name = 'rlo' ... did you mean 'rloo'?"),
     (STUDY, "kl.beta: 0.2", "algorithm: rloo, critic.kind: shared", "critic.kind 'shared' is not for advantage 'rloo'"),
-    (STUDY, "kl.beta: 0.2", "algorithm: rloo, algorithm.name: ppo", "line 9: arms.strong: ... are the same key"),
     # objective, constraints, methods
     (STUDY, "weak\n", "weak\nobjective: {metric: policy/entropy}\n", "objective.metric 'policy/entropy' is a series"),
-    (STUDY, "weak\n", "weak\nconstraints: [{metric: eval/gold}]\n", "constraints.0: give max or min"),
     (STUDY, "weak\n", "weak\nmethods: {m: [weak, storng]}\n", "line 6: methods.m: ... 'storng' ... 'strong'?"),
     (STUDY, "weak\n", "weak\nmethods: {a: [weak, strong], b: [strong]}\n", "methods.b: ... 'strong' is in methods.a"),
     (STUDY, "weak\n", "weak\nmethods: {a: [strong]}\n", "methods: the baseline 'weak' is in none"),
@@ -92,15 +84,12 @@ EDITS = [
     (CLAIM, "%s", "metric: objective/kl", "falsifiers.0: before_step: is missing"),
     (CLAIM, "%s", "metric: eval/gold, before_step: 32", "falsifiers.0: before_step: 'eval/gold' is measured once"),
     (CLAIM, "%s", f"{SERIES}, stop: true, aggregation: mean", "falsifiers.0: stop: a mean"),
-    (CLAIM, "%s", f"{SERIES}, bound: low", "falsifiers.0: bound: 'objective/kl' has no interval"),
     (CLAIM, "%s", "metric: eval/gold, bound: low, relative_to: baseline, relative: ratio", "bound: a ratio"),
     (CLAIM, "%s", f"{SERIES}, stop: true, relative_to: baseline", "stop: a running trial does not know the baseline"),
-    (CLAIM, "%s", f"{SERIES}, relative: ratio", "relative: 'ratio' needs `relative_to: baseline`"),
     (CLAIM, "%s", f"{SERIES}, relative_to: baseline, arms: [weak]", "falsifiers.0.arms: only the baseline 'weak'"),
     # hypotheses
     (PART, "%s", "contrast: storng - weak", "line 13: hypotheses.0.contrast: ... 'storng'; did you mean 'strong'?"),
     (PART, "%s", "contrast: strong-weak", "weights of strong-weak sum to 1 ... ARM - OTHER"),
-    (PART, "%s", "contrast: strong - strong", "names an arm twice"),
     (PART, "%s", "order: [weak]", "order: name at least two arms"),
     (PART, "%s", "margin: 1", "hypotheses.0: give contrast or order"),
     (PART, "%s, expect: higher", "contrast: strong - weak, expect: equal", "expect: equal needs ... margin above 0"),
@@ -110,7 +99,6 @@ EDITS = [
     # searches
     (SEARCH, BETA, "kl.beta: {low: 1, high: 1}", "search.space.kl.beta: the range [1, 1] is empty"),
     (SEARCH, BETA, "kl.beta: {low: 0, high: 1, log: true}", "low = 0: a logarithmic range begins above 0"),
-    (SEARCH, BETA, "kl.beta: {values: [1]}", "values: give at least two"),
     (SEARCH, BETA, "kl.bta: {low: 1, high: 2}", "line 8: search.space: unknown key 'kl.bta'; did you mean 'kl.beta'?"),
     (SEARCH, BETA, "kl.end: {low: 1, high: 5}", "line 8: search.space: kl.end = 1.0 has no effect"),
     (SEARCH, f"{BETA}\n    algorithm.clip.epsilon: {{values: [0.1, 0.2, 0.3]}}",
@@ -119,7 +107,6 @@ EDITS = [
     (SEARCH, "seeds: [0]\n", "seeds: [0, 1]\n", "line 5: seeds: a search trains on one seed"),
     (SEARCH, "seeds: [0]\n", "seeds: [0]\nconstraints: [{metric: eval/gold, min: 1}]\n", "under search.constraints"),
     (SEARCH, "seeds: [10, 11]", "seeds: [0, 11]", "search.confirm.seeds: 0 is the seed of the search"),
-    (SEARCH, "top: 2", "top: 20", "search.confirm.top: 20 is more than the 14 trials"),
     (SEARCH, "trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "named twice"),
     (SEARCH, "trials: 14", "trials: 14\n  prune: {metric: objective/scores, above: 1}", "search.prune.metric"),
 ]  # fmt: skip

@@ -78,12 +78,3 @@ def test_faults_of_options_of_ray_have_their_lines(tmp_path: Path) -> None:
     assert "ray.yaml, line 2: unknown key 'gpu'; did you mean 'gpus'?" in str(raised.value)
     assert "ray.yaml, line 3: memory_gib = -1: must be greater than or equal to 0" in str(raised.value)
     assert ray_tasks.read_options(None) == RayOptions()
-
-
-def test_a_cluster_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="no 'squeue' on this machine"):
-        slurm._ask("squeue")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(UserError, match="needs the address of a cluster in RAY_ADDRESS"):
-        ray_tasks._connected()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ import fake_trial
 import pytest
 import tinytrial
 import torch
-from light_study import go, results
+from light_study import Write, go, results
 from safetensors import SafetensorError
 
-from pipeline.faults import DiskFull, explained, is_disk_full
+from pipeline.faults import DiskFull, is_disk_full
 from pipeline.run.layout import Layout
 from pipeline.training import checkpoint
-from studies.definition.schema import Study
 from studies.execution import records
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
@@ -53,15 +51,6 @@ def test_a_full_disk_is_known_by_what_each_library_raises(error: Exception, is_f
     assert is_disk_full(error) == is_full
 
 
-def test_the_line_names_the_disk_of_the_file_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(total=8 * 2**20, free=12 * KIB))
-    monkeypatch.setattr(Path, "is_mount", lambda self: self == tmp_path)
-    said = str(explained(full(str(tmp_path / "deep" / "file")), Path("/elsewhere")))
-    assert said.startswith(f"the disk mounted at {tmp_path} is full (12 KiB of 8 MiB free)")
-    assert not (tmp_path / "log").exists(), "no log is written to a full disk"
-
-
 def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     """The function, whose n-th call finds the disk full."""
     calls = iter(range(1, 10**6))
@@ -80,13 +69,7 @@ def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
     [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (records, "write_atomic", 2)],
 )
 def test_a_study_stops_at_once_and_the_same_command_ends_it(
-    write_study: Callable[..., Study],
-    layout: Layout,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: Any,
-    name: str,
-    n: int,
+    write_study: Write, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, n: int
 ) -> None:
     whole, _ = go(write_study(), Layout(tmp_path / "whole"))
     with monkeypatch.context() as patch:

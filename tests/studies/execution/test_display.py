@@ -7,7 +7,6 @@ from typing import Any
 from light_study import record_of
 from rich.console import Console
 
-from pipeline.run.symptoms import Health, Symptom
 from studies.claims.falsifiers import Verdict
 from studies.execution.display import Display
 from studies.execution.status import Status
@@ -76,21 +75,3 @@ def test_the_live_table_shows_running_and_ended_trials_and_how_old_a_status_is()
     assert [name for name in rows if name.startswith("weak")] == [f"weak {n:>7}" for n in range(4, 12)]
     assert "64/64" in rows["weak      11"]  # an ended trial shows the gradient steps that it took
     assert "ended: 12 of 20 trials" in text.getvalue()
-
-
-def test_a_series_that_leaves_its_band_is_one_line_and_a_word() -> None:
-    display, text, clock = shown()
-    far = Symptom("policy/approxkl", "above", 0.02, 30, 60, 7, "too far", "lower optimiser.lr")
-    flat = Symptom("policy/entropy", "below", 0.1, 30, 60, 9, "it hardly chooses", "raise kl.beta")
-    for symptoms in ((far,), (far, flat), ()):
-        display.shown(status())
-        display.health("weak seed 0", Health(symptoms, ("policy/approxkl", "policy/entropy")))
-        clock.now += 20
-        display.shown(status(stage="train", done=32, total=64))
-    lines = text.getvalue().splitlines()
-    assert lines[0].startswith("weak seed 0: policy/approxkl above 0.02 in 50 % of 60 records, first at step 7.")
-    assert lines[1].endswith("  unhealthy: approxkl")
-    assert lines[2].startswith("weak seed 0: policy/entropy below 0.1 in 50 %")
-    assert lines[3].endswith("  unhealthy: approxkl, entropy")
-    assert "unhealthy" not in lines[4]
-    assert len(lines) == 5

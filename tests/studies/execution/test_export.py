@@ -53,30 +53,16 @@ def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp
 
 
 def test_the_exported_tokenizer_is_the_one_of_training(smoke_layout: Layout, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     record = recorded(smoke_layout)
     target = export("demo/base/0", tmp_path / "policy", smoke_layout)
     trained, texts = load_tokenizer(smoke_layout.root / record.stages["prompts"].path / "tokenizer"), hard_texts(10_000)
     wanted = trained(texts)["input_ids"]
     back = trained.batch_decode(wanted)
-    for loaded in (
-        AutoTokenizer.from_pretrained(target),
-        load_tokenizer(target),
-        pretrained_tokenizer(str(target), None),
-    ):
+    for loaded in (AutoTokenizer.from_pretrained(target), pretrained_tokenizer(str(target), None)):
         assert loaded(texts)["input_ids"] == wanted
         assert loaded.batch_decode(wanted) == back
-    model = AutoModelForCausalLM.from_pretrained(target).eval()
-    assert max(max(row, default=0) for row in wanted) < model.config.vocab_size
-    prompts = ["The acting was", "I"]
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    with torch.no_grad():
-        batch, *alone = (
-            model(**tokenizer(rows, return_tensors="pt", padding=True)).logits[:, -1]
-            for rows in (prompts, prompts[:1], prompts[1:])
-        )
-    torch.testing.assert_close(batch, torch.cat(alone), atol=1e-4, rtol=0)
 
 
 def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layout: Layout, tmp_path: Path) -> None:
@@ -112,7 +98,6 @@ def test_an_adapter_is_merged(smoke_layout: Layout, tmp_path: Path) -> None:
         ("demo/base/one", "write it as STUDY/ARM/SEED"),
         ("demos/base/0", "did you mean 'demo'"),
         ("demo/bose/0", r"did you mean 'base/0'\?; there are: base/0"),
-        ("demo/..%2f/0", "cannot be used"),
         ("twice/base/0", "smoke, tiny; choose one with --profile"),
     ],
 )
@@ -126,3 +111,5 @@ def test_a_run_that_is_not_there_is_told_with_what_is(
         export(run, tmp_path / "policy", smoke_layout)
     assert not list(tmp_path.iterdir())
     assert export("twice/base/0", tmp_path / "policy", smoke_layout, "tiny").exists()
+    with pytest.raises(UserError, match="not empty"):
+        export("demo/base/0", tmp_path / "policy", smoke_layout)

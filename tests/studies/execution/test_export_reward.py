@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -54,21 +53,6 @@ def test_transformers_gives_the_scores_of_training(layout: Layout, tmp_path: Pat
     tokens = load_tokenizer(folder)(TEXTS)["input_ids"]
     assert all(row[-1] == 1 and row.count(1) == 1 for row in tokens)
     assert load_tokenizer(folder).pad_token_id != 1
-
-
-def test_the_head_holds_the_scale_and_the_config_what_the_head_cannot(layout: Layout, tmp_path: Path) -> None:
-    recorded_reward(layout)
-    folder = export_reward("made/base/0", tmp_path / "model", layout)
-    config = json.loads((folder / "config.json").read_text())
-    assert config["architectures"] == ["Qwen2ForSequenceClassification"]
-    assert config[OFFSET] == pytest.approx((0.7 - 0.4) / 1.7)
-    card = (folder / "README.md").read_text()
-    assert "standard deviation, 1.7, is folded into the head" in card
-    assert "whose mean is 0" in card
-    assert f"model.config.{OFFSET}" in card
-    assert "| agrees with the judge | 80.0 %" in card
-    assert str(layout.root) not in card
-    assert not list(tmp_path.glob(".*"))
 
 
 def test_the_folder_is_a_reward_of_another_configuration(layout: Layout, tmp_path: Path) -> None:

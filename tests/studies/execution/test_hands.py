@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import psutil
 import pytest
 from fake_trial import STUDY
 from filelock import FileLock
-from light_study import PYTHONPATH, SMALL, command, go, results, wait_for
+from light_study import PYTHONPATH, SMALL, Write, command, go, results, wait_for
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
@@ -43,7 +42,7 @@ def agenda_of(study: Study, layout: Layout) -> Agenda:
     return Agenda(run_of(study, layout))
 
 
-def test_hands_share_a_study(write_study: Callable[..., Study], layout: Layout, tmp_path: Path) -> None:
+def test_hands_share_a_study(write_study: Write, layout: Layout, tmp_path: Path) -> None:
     study, here = write_study(MANY), Layout(tmp_path / "here")
     whole = results(go(study, here)[0], here)
     fake_trial.control(layout, sleep=0.05)
@@ -69,11 +68,7 @@ def test_hands_share_a_study(write_study: Callable[..., Study], layout: Layout, 
     ],
 )
 def test_hands_that_would_disagree_are_refused(
-    write_study: Callable[..., Study],
-    layout: Layout,
-    monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, object],
-    words: str,
+    write_study: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], words: str
 ) -> None:
     run = run_of(write_study(), layout)
     with pytest.raises(UserError, match=r"has not been started .* start it with: ablate study small"):
@@ -99,7 +94,7 @@ def test_hands_that_would_disagree_are_refused(
         pass  # nobody is at work any more
 
 
-def test_the_next_seed_is_prepared_while_trials_are_few(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_the_next_seed_is_prepared_while_trials_are_few(write_study: Write, layout: Layout) -> None:
     """Its shared stages come before a trial that is ready, while fewer than two trials a hand are."""
     layout.root.mkdir(parents=True)
     first, second = agenda_of(write_study(MANY), layout), agenda_of(write_study(MANY), layout)
@@ -126,7 +121,7 @@ def taken(agenda: Agenda) -> tuple[Task, FileLock]:
     return found
 
 
-def test_a_hand_waits_for_no_stage_that_another_builds(write_study: Callable[..., Study], layout: Layout) -> None:
+def test_a_hand_waits_for_no_stage_that_another_builds(write_study: Write, layout: Layout) -> None:
     """Be it for another study: the store's own lock tells."""
     layout.root.mkdir(parents=True)
     agenda = agenda_of(write_study(), layout)
@@ -157,7 +152,7 @@ def test_a_builder_whose_lock_was_lost_publishes_nothing(layout: Layout) -> None
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills without warning")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_killing_any_process_at_any_moment_loses_nothing(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, seed: int
+    write_study: Write, layout: Layout, tmp_path: Path, seed: int
 ) -> None:
     """Three hands, of which one or its child is killed again and again."""
     rng, study, here = random.Random(seed), write_study(MANY), Layout(tmp_path / "here")
@@ -179,7 +174,7 @@ def test_killing_any_process_at_any_moment_loses_nothing(
 
 
 def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, smoke_layout: Layout
+    write_study: Write, layout: Layout, tmp_path: Path, smoke_layout: Layout
 ) -> None:
     """A real trial: SIGUSR1, exit code 75, and the next hand goes on to the same bytes."""
     source = tmp_path / "leaving.yaml"

@@ -12,7 +12,7 @@ import pytest
 from fake_trial import SEARCH, landscape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from light_study import record_of
+from light_study import Write, record_of
 
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, write_atomic
 from studies.definition.design import Cell
@@ -75,7 +75,7 @@ class World:
 
 
 @pytest.fixture
-def world(write_study: Callable[..., Study], tmp_path: Path) -> Callable[..., World]:
+def world(write_study: Write, tmp_path: Path) -> Callable[..., World]:
     def make(name: str = "small", text: str = SEARCH, **broken: str) -> World:
         statuses = {arm(int(key[1:])): status for key, status in broken.items()}
         return World(write_study(text), Layout(tmp_path / name), statuses)

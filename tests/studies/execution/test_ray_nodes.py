@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,12 @@ import fake_trial
 import pytest
 import ray_nodes
 from fake_trial import SHORT
-from light_study import CELLS, PYTHONPATH, SMALL, alive, command, go, half_way, results, wait_for
+from light_study import CELLS, PYTHONPATH, SMALL, Write, alive, command, go, half_way, results, wait_for
 from ray_nodes import RayNodes
 from rich.console import Console
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.definition.schema import Study
 from studies.execution.executors import executor
 from studies.execution.study import run_study
 
@@ -51,7 +50,7 @@ def cluster() -> Iterator[RayNodes]:
 
 
 def test_the_results_have_the_bytes_of_processes(
-    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes]
+    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes]
 ) -> None:
     """And what trials share is built once for the whole cluster."""
     result, _ = go(write_study(SHORT), layout, "ray", jobs=2)
@@ -62,7 +61,7 @@ def test_the_results_have_the_bytes_of_processes(
 
 
 def test_a_trial_whose_node_is_killed_continues_on_another_one(
-    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], tmp_path: Path
+    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     fake_trial.control(layout, gated=CELLS)
     victim = cluster.add(resources={"place": 1})
@@ -91,7 +90,7 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(
 
 
 def test_the_same_command_goes_on_after_it_was_killed(
-    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes], tmp_path: Path
+    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     fake_trial.control(layout, gated=CELLS)
     study = write_study(SHORT)
@@ -105,7 +104,7 @@ def test_the_same_command_goes_on_after_it_was_killed(
 
 
 def test_a_users_mistake_comes_back_in_words(
-    cluster: RayNodes, write_study: Callable[..., Study], layout: Layout, tmp_path: Path
+    cluster: RayNodes, write_study: Write, layout: Layout, tmp_path: Path
 ) -> None:
     fake_trial.control(layout, user_error=[CELLS[0]])
     with pytest.raises(UserError, match=r"optimiser\.lr is too large for this network"):

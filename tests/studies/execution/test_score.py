@@ -10,14 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from reward_record import TEXTS, note_reward, recorded_reward
+from reward_record import TEXTS, recorded_reward
 
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
-from pipeline.rewards.base import Completions
-from pipeline.rewards.opponents import save_opponents
 from pipeline.run.layout import Layout
-from pipeline.run.store import read_manifest
 from studies.execution.export_reward import export_reward
 from studies.execution.score import ROWS, score_file
 
@@ -110,29 +107,6 @@ def test_a_bad_file_is_told_by_its_line_and_nothing_is_written(
     assert message in str(error.value)
     assert str(path) in str(error.value)
     assert [file.name for file in tmp_path.iterdir()] == [name]
-
-
-def test_a_reward_against_opponents_scores_prompts_that_have_some(layout: Layout, tmp_path: Path) -> None:
-    record = recorded_reward(layout, kind="gpt2")
-    path = layout.root / record.stages["reward"].path
-    alone = read(score(write(tmp_path / "a.jsonl", ROWS_OF_TEXTS), "made/base/0", layout=layout))
-    prompts = list(dict.fromkeys(row["prompt"] for row in ROWS_OF_TEXTS))
-    save_opponents(
-        path,
-        [Completions(None, prompts, ["x"] * len(prompts)) for _ in range(2)],  # type: ignore[arg-type]
-        {"reward": torch.tensor([[1.7, 3.4], [3.4, 5.1]])},
-    )
-    note_reward(layout, record, {**read_manifest(path).meta, "against": "reference"})
-    rows = read(score(tmp_path / "a.jsonl", "made/base/0", to=tmp_path / "b.jsonl", layout=layout))
-    less = [alone[0]["reward"] - 1.5, alone[1]["reward"] - 1.5, alone[2]["reward"] - 2.5]
-    assert [row["reward"] for row in rows] == pytest.approx(less, abs=1e-5)
-    for row, message in (
-        ({"prompt": "We", "completion": " saw it."}, "line 4: its reward compares an answer with the reference's"),
-        ({"prompt": "The", "completion": " plot" * 200}, r"line 4: \d+ tokens, and the reward model reads 64"),
-    ):
-        path = write(tmp_path / "c.jsonl", [*ROWS_OF_TEXTS, row])
-        with pytest.raises(UserError, match=rf"c\.jsonl, {message}"):
-            score(path, "made/base/0", layout=layout)
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

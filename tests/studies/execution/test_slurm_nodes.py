@@ -14,13 +14,12 @@ import fake_trial
 import pytest
 import slurm_nodes
 from fake_trial import SHORT
-from light_study import CELLS, PYTHONPATH, command, go, half_way, results
+from light_study import CELLS, PYTHONPATH, Write, command, go, half_way, results
 from rich.console import Console
 from slurm_nodes import SlurmNodes, wait_for
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.definition.schema import Study
 from studies.execution import slurm
 from studies.execution.executors import executor
 from studies.execution.study import StudyResult, run_study
@@ -79,9 +78,7 @@ def running(nodes: SlurmNodes) -> list[str]:
     return [number for number, state in nodes.jobs().items() if state == "RUNNING"]
 
 
-def test_a_whole_study_has_the_bytes_of_processes(
-    write_study: Callable[..., Study], layout: Layout, whole: dict[str, bytes]
-) -> None:
+def test_a_whole_study_has_the_bytes_of_processes(write_study: Write, layout: Layout, whole: dict[str, bytes]) -> None:
     result, text = go(write_study(SHORT), layout, "slurm")
     assert results(result, layout) == whole
     assert sorted(fake_trial.calls(layout)) == CELLS
@@ -89,7 +86,7 @@ def test_a_whole_study_has_the_bytes_of_processes(
 
 
 def test_scancel_interrupts_and_the_same_command_goes_on(
-    write_study: Callable[..., Study],
+    write_study: Write,
     layout: Layout,
     nodes: SlurmNodes,
     whole: dict[str, bytes],
@@ -108,12 +105,7 @@ def test_scancel_interrupts_and_the_same_command_goes_on(
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_jobs_go_on_without_the_command_and_the_next_one_watches_them(
-    write_study: Callable[..., Study],
-    layout: Layout,
-    nodes: SlurmNodes,
-    whole: dict[str, bytes],
-    tmp_path: Path,
-    how: signal.Signals,
+    write_study: Write, layout: Layout, nodes: SlurmNodes, whole: dict[str, bytes], tmp_path: Path, how: signal.Signals
 ) -> None:
     fake_trial.control(layout, gated=CELLS)
     study = write_study(SHORT)
@@ -151,7 +143,7 @@ def lost_node(nodes: SlurmNodes, layout: Layout) -> None:
 
 @pytest.mark.parametrize("disturb", [controller_away, preemption, lost_node])
 def test_trials_go_on_whatever_happens_to_the_cluster(
-    write_study: Callable[..., Study],
+    write_study: Write,
     layout: Layout,
     nodes: SlurmNodes,
     whole: dict[str, bytes],
@@ -169,7 +161,7 @@ def test_trials_go_on_whatever_happens_to_the_cluster(
 
 
 def test_a_job_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path
+    write_study: Write, layout: Layout, tmp_path: Path
 ) -> None:
     study = write_study(SHORT.replace("arms:", "profile: smoke\narms:").replace("  strong: {kl.beta: 0.2}\n", ""))
     long = {"train.steps": 6_000, "runtime.checkpoint_updates": 10_000, "evaluate.prompts": 16}
@@ -189,9 +181,7 @@ def test_a_job_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
     assert "DUE TO JOB REQUEUE" in log.read_text()  # as SLURM's daemon says there
 
 
-def test_what_sbatch_refuses_is_an_error_of_the_user(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path
-) -> None:
+def test_what_sbatch_refuses_is_an_error_of_the_user(write_study: Write, layout: Layout, tmp_path: Path) -> None:
     asked = tmp_path / "cluster.yaml"
     asked.write_text("partition: mian\n")
     layout.root.mkdir(parents=True)

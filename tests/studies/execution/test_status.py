@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,9 +29,5 @@ def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: py
     assert (found.resumed, found.values, found.warnings) == (32, {"policy/entropy": 999.0}, ["odd"])
     file.end("complete")
     assert json.loads(path.read_text())["outcome"] == "complete"
-
-    def full(path: Path, text: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "write_atomic", full)
+    monkeypatch.setattr(module, "write_atomic", Mock(side_effect=OSError(28, "No space left on device")))
     file.end("failed", "a full disk keeps it from nothing")

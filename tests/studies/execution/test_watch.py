@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import fake_trial
 import pytest
-from light_study import SMALL, go
+from light_study import SMALL, Write, go
 from rich.console import Console
 
 from pipeline.run.layout import Layout
 from pipeline.run.locks import try_lock
-from studies.definition.schema import Study
 from studies.execution import watch as module
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
@@ -33,7 +31,7 @@ def write(path: Path, first: int, values: list[float]) -> None:
 
 
 def test_a_running_trial_is_judged_by_what_it_has_written(
-    write_study: Callable[..., Study], layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_study: Write, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HEALTH_SECONDS", 0.0)
     run = Started(write_study(), "tiny", SMALL, layout, layout.study("small", "tiny"), "fake_trial")

@@ -10,7 +10,7 @@ import pytest
 from trl_logs import rows, write
 
 from pipeline.errors import UserError
-from studies.importing.logs import CUT, find_logs, read_table
+from studies.importing.logs import find_logs, read_table
 from studies.importing.maps import Map
 
 
@@ -62,15 +62,6 @@ def test_every_form_holds_the_same(tmp_path: Path, name: str) -> None:
     table = read_table(path)
     assert table.astype(float).to_dict("records") == made
     assert table.index[0] == {"a.csv": "line 2", "a.jsonl": "line 1"}.get(name, "row 1"), "the place in the file"
-
-
-def test_places_in_the_presence_of_blanks(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('\n{"step": 1}\n\n{"step": 2, "x": null}\n{"step": 3, "ob')
-    table = read_table(tmp_path / "a.jsonl")
-    assert [*table.index] == ["line 2", "line 4", "line 5"]
-    assert table[CUT].dropna().to_dict() == {"line 5": '{"step": 3, "ob'}
-    (tmp_path / "a.csv").write_text('step,note\n1,"two\nlines"\n,\n2,\n')
-    assert [*read_table(tmp_path / "a.csv").index] == ["line 3", "line 5"]
 
 
 @pytest.mark.parametrize(

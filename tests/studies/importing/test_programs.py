@@ -111,15 +111,6 @@ def test_rows_of_gradient_steps(read: Read, x: list[int], per: int, sampled: lis
     assert found.series["policy/entropy"].index.tolist() == x
 
 
-def test_a_kl_that_is_0_everywhere_was_not_measured(read: Read) -> None:
-    logged = {**OPENRLHF, "logprobs_diff": 0.0}
-    found = read([{"step": at, **logged} for at in (1, 2, 3)], program="openrlhf")
-    assert "objective/kl_per_token" not in found.series
-    (problem,) = found.problems
-    assert (problem["kind"], problem["metric"], problem["count"]) == ("unmeasured", "objective/kl_per_token", 3)
-    assert "objective/kl_per_token" in read([{"step": 1, **logged}], program="openrlhf").series, "one row is 0 in truth"
-
-
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

@@ -94,12 +94,3 @@ def test_prompts_that_cannot_be_paired(layout: Layout, value: Any, words: str) -
     table.loc[3, "prompt_id"] = value
     with pytest.raises(UserError, match=rf"prompts.csv \(base seed 0\), line 5: .*{words}"):
         imported(layout, table)
-
-
-def test_an_impossible_outcome_takes_its_column_out(layout: Layout) -> None:
-    table = outcomes({"base": 0.0}, (0,))
-    table.loc[4, "win"] = 2.0
-    (record,) = imported(layout, table)
-    assert "eval/win_rate" not in record.summary
-    (problem,) = pd.read_csv(layout.study("paper", "imported").path / "problems.csv").to_dict("records")
-    assert (problem["place"], problem["column"], problem["count"], problem["of"]) == ("line 6", "win", 1, 60)

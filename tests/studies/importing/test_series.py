@@ -63,7 +63,6 @@ def test_rows_without_a_place(read: Read, value: Any, words: str) -> None:
     ("key", "ours", "value", "bounds"),
     [
         ("objective/entropy", "objective/entropy", -3.25, "0 to inf nats per sequence"),
-        ("policy/entropy_avg", "policy/entropy", -0.5, "0 to inf nats per token"),
         ("lr", "policy/lr", "fast", "0 to inf 1"),
     ],
 )

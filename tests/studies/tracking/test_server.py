@@ -3,7 +3,6 @@ lost, and nothing is double."""
 
 from __future__ import annotations
 
-import random
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -99,24 +98,6 @@ def test_lost_answers(server: Server, proxy: Proxy, study: Callable[..., Tracked
         tracked.sync(status="complete")
     proxy.loses = lambda method, path: False
     end(tracked, server)
-
-
-def test_a_server_that_fails_now_and_then(server: Server, proxy: Proxy, study: Callable[..., Tracked]) -> None:
-    """One request in five fails, so one in 25 together with its repetition. What has arrived is not sent again."""
-    tracked, faults = study(), random.Random(0)
-    proxy.before = lambda method, path: 500 if faults.random() < 0.2 else None
-    tracked.sync(tracked.running(0, 3))
-    tracked.record(0)
-    tracked.sync(tracked.running(1, 5))
-    end(tracked, server)
-
-
-def test_an_experiment_that_is_deleted_in_the_middle(server: Server, study: Callable[..., Tracked]) -> None:
-    tracked, at = study(), store.client_of(server.uri)
-    tracked.sync(tracked.running(0, 3))
-    at.delete_experiment(at.get_experiment_by_name(tracked.study.name).experiment_id)
-    assert tracked.sync(tracked.running(0, 5), tracked.running(1, 2)) == Synced(True, 14 + 5)
-    assert end(tracked, server) == 1
 
 
 def test_the_ui_starts_no_server_beside_another(

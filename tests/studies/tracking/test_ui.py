@@ -11,9 +11,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from browser import document, needs_chromium
@@ -36,16 +36,13 @@ def test_only_imported_studies_show_sums_over_a_sequence() -> None:
         assert f'"{metric}"' not in saved_view()
 
 
-@dataclass
-class Served:
-    """A running `ablate ui`."""
+class Served(NamedTuple):
+    """A running `ablate ui`, and the two lines that it printed: its address, and the link to its only study."""
 
     process: subprocess.Popen[str]
     port: int
     address: str
-    """The line that it printed first."""
     study: str
-    """The line with the link to its only study."""
 
 
 @pytest.fixture(scope="module")
