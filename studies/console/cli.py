@@ -444,19 +444,19 @@ def _run(
     from studies.console.summary import print_health, print_hypotheses, print_study, print_verdicts
     from studies.definition.design import cells
     from studies.definition.search import load
-    from studies.execution import executors
-    from studies.execution.study import run_study
+    from studies.execution.study import CLUSTER_JOBS, CLUSTERS, run_study
+    from studies.execution.study import executor as executor_of
 
     console = terminal()
-    on_cluster = executor in executors.CLUSTERS
-    usual = executors.CLUSTER_JOBS if on_cluster else default_jobs(cells(chosen, profile, overrides)[0].config)
+    on_cluster = executor in CLUSTERS
+    usual = CLUSTER_JOBS if on_cluster else default_jobs(cells(chosen, profile, overrides)[0].config)
     try:
         result = run_study(
             chosen,
             layout,
             profile,
             overrides,
-            executors.executor(executor, jobs or usual, cluster),
+            executor_of(executor, jobs or usual, cluster),
             jobs or usual,
             console,
             after=lambda folder: _draw(chosen, folder, console),
@@ -488,11 +488,12 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
     import traceback
 
     from pipeline.faults import is_disk_full
+    from studies.execution.records import is_newer
 
     if _report is None or not chosen.source:
         return None
-    if _is_drawn(folder):
-        return folder.report / "index.html"
+    if is_newer(folder, page := folder.report / "index.html") and folder.claims_file.exists():
+        return page
     try:
         return _report(chosen, folder)
     except Exception as error:
@@ -503,14 +504,6 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
         log.write_text(traceback.format_exc(), encoding="utf-8")
         say(console, f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red")
         return None
-
-
-def _is_drawn(folder: StudyFolder) -> bool:
-    """Whether the page is newer than all that it is made from."""
-    page = folder.report / "index.html"
-    sources = [folder.study_file, folder.registration_file, folder.search_file, *folder.trial_files()]
-    newest = max(path.stat().st_mtime_ns for path in sources if path.exists())
-    return folder.claims_file.exists() and page.exists() and page.stat().st_mtime_ns > newest
 
 
 def say(console: Console, text: str, style: str = "") -> None:

@@ -129,7 +129,7 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         "local": "a local data set",
     }
     n, learns = config.evaluate.best_of, config.algorithm.learns
-    title = PRESETS[config.algorithm.name].title
+    title, judge = PRESETS[config.algorithm.name].title, config.gold.kind
     return card(
         "policy",
         record=record,
@@ -139,9 +139,9 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         origin=f"`{base}`" if public else "a base of its own" if base else "a small network made from scratch",
         source=source[config.data.source],
         answer="one completion each" + f" (the best of {n} samples by the training reward)" * (n > 1),
-        judge=_judge(config),
+        judge=KINDS[judge].words if judge in KINDS else f"`{judge}`",
         figures=list(_figures(record, prompts)),
-        recipe=recipe_of({key: record.config[key] for key in ("data", "model", "sft", "reward", *TRAINING)}),
+        recipe=recipe_of({key: record.config[key] for key in ("data", "model", "sft", "reward", "judge", *TRAINING)}),
     )
 
 
@@ -161,18 +161,6 @@ def recipe_of(sections: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [
         (key, value) for key, value in flatten(sections) if not (isinstance(value, str) and Path(value).is_absolute())
     ]
-
-
-def _judge(config: TrialConfig) -> str:
-    """The gold judge by name. The path of a local classifier stays out of a folder that may be published."""
-    judge = config.gold
-    if judge.kind != "classifier":
-        return KINDS[judge.kind].words if judge.kind in KINDS else f"`{judge.kind}`"
-    model, revision, label = judge.chosen.model, judge.chosen.revision, judge.chosen.label
-    name = "a local classifier" if Path(model).is_absolute() else f"`{model}`"
-    at = f" at revision {revision}" if revision else ""
-    label = f", label {label}" if label else ""
-    return f"classifier judge ({name}{at}{label})"
 
 
 def _figures(record: TrialRecord, prompts: Path) -> Iterator[str]:

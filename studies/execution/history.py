@@ -19,10 +19,6 @@ from pipeline.run.lost import own_stages
 from pipeline.run.store import MANIFEST
 from pipeline.trial import CHARGED
 
-ANSWER = 0.25
-"""Share of sampling and scoring an answer in the time of an evaluation with one answer; measured on `tiny` and `smoke`.
-The rest is loading, judging and the drift."""
-
 
 def all_records(layout: Layout) -> list[TrialRecord]:
     """The sound records of every study and profile; a command that needs a damaged one names it."""
@@ -56,7 +52,7 @@ class StageSeconds:
 
     trials: int
     seconds: Mapping[str, float]
-    """By stage, without train; of evaluate for one answer to each prompt."""
+    """By stage, without train."""
     seconds_per_step: float
     """Of train, per gradient step, with the rewards of later rounds."""
 
@@ -64,7 +60,7 @@ class StageSeconds:
         """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
         if stage.partition("-")[0] == "train":
             return self.seconds_per_step * config.gradient_steps / config.rounds
-        return self.seconds.get(stage, 0.0) * (_answering(config.evaluate.best_of) if stage == "evaluate" else 1.0)
+        return self.seconds.get(stage, 0.0)
 
 
 def measured(
@@ -84,23 +80,17 @@ def measured(
         return None
     times: defaultdict[str, dict[str, float]] = defaultdict(dict)
     for record in alike:
-        answers = int(record.config.get("evaluate", {}).get("best_of", 1))
         charged = own_stages(record.stages) - {"reference", "evaluate"}
         for stage, ref in record.stages.items():
             took = _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")
             if stage not in charged and took is not None:
-                times[stage][ref.key] = took / (_answering(answers) if stage == "evaluate" else 1.0)
+                times[stage][ref.key] = took
     # A trial is also charged for stages that only its algorithm needs.
     training = [
         one.cost["wall_s"] - math.fsum(one.cost.get(f"{stage}_wall_s", 0.0) for stage in CHARGED) for one in alike
     ]
     means = {stage: fmean(seconds.values()) for stage, seconds in times.items()}
     return StageSeconds(len(alike), means, math.fsum(training) / sum(one.steps for one in alike))
-
-
-def _answering(answers: int) -> float:
-    """Time of an evaluation with so many answers to each prompt, as a multiple of that with one."""
-    return 1 - ANSWER + ANSWER * answers
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.trial import canonical_json
 from pipeline.run.layout import StudyFolder, TrialRecord, replacing
 from pipeline.run.metrics import METRICS
 from studies.definition.design import Planned, design_digest
 from studies.definition.schema import Study
 from studies.definition.space import Objective
+from studies.execution.records import is_newer
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
-
-WRITTEN = "records"
-"""Attribute of the study in Optuna: a digest of the records that it was written from."""
 
 
 def write_optuna(
@@ -32,12 +25,9 @@ def write_optuna(
 ) -> None:
     """Write the compared trials as a study of Optuna, and beside it the search that chose them.
 
-    Does nothing where the file was written from the same records.
+    Does nothing where the file is newer than the records.
     """
-    name = f"{study.name}-{design_digest(plan)}"
-    ended = [[record.arm, record.seed, record.finished, record.status] for record in records]
-    digest = hashlib.sha256(canonical_json([name, ended, search is not None]).encode()).hexdigest()[:16]
-    if _written(folder) == digest:
+    if is_newer(folder, folder.optuna_file):
         return
 
     import optuna
@@ -52,9 +42,9 @@ def write_optuna(
                 to_storage=storage,
                 to_study_name=f"{study.name}-search",
             )
-        copy = optuna.create_study(storage=storage, study_name=name, direction=study.objective.direction)
+        name, direction = f"{study.name}-{design_digest(plan)}", study.objective.direction
+        copy = optuna.create_study(storage=storage, study_name=name, direction=direction)
         copy.add_trials(_trials(study, plan, records))
-        copy.set_user_attr(WRITTEN, digest)
 
 
 def objective_value(objective: Objective, status: str, summary: Mapping[str, float]) -> float:
@@ -84,13 +74,3 @@ def _trials(study: Study, plan: Sequence[Planned], records: Sequence[TrialRecord
         )
         for one in records
     ]
-
-
-def _written(folder: StudyFolder) -> str | None:
-    """The digest of the records that the file was written from; None where there is no file that can be read."""
-    query = "SELECT value_json FROM study_user_attributes WHERE key = ?"
-    with suppress(sqlite3.Error, TypeError, ValueError):
-        uri = f"{folder.optuna_file.as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True)) as database:
-            return str(json.loads(database.execute(query, (WRITTEN,)).fetchone()[0]))
-    return None

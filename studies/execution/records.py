@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import cast
 
 from pipeline.errors import Damaged
@@ -23,6 +24,14 @@ def sound_record(folder: StudyFolder, cell: Cell) -> TrialRecord | None:
         record = folder.record(cell.arm, cell.seed)
         return record if record is not None and record.config_digest == cell.config.digest() else None
     return None
+
+
+def is_newer(folder: StudyFolder, made: Path) -> bool:
+    """Whether a file that is made from a study's records is newer than they are, and than what the study was started
+    as."""
+    sources = [folder.study_file, folder.registration_file, folder.search_file, *folder.trial_files()]
+    newest = max(path.stat().st_mtime_ns for path in sources if path.exists())
+    return made.exists() and made.stat().st_mtime_ns > newest
 
 
 def is_current(record: TrialRecord, stages: Sequence[StagePlan]) -> bool:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 from filelock import FileLock
 from rich.console import Console
 
+from pipeline.config.names import nearest
 from pipeline.data.files import check_source
+from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable
 from studies.claims.falsifiers import Verdict
 from studies.claims.verdicts import verdicts
@@ -20,7 +22,7 @@ from studies.definition.schema import Study
 from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
-from studies.execution.hand import Hand, Hands, Say
+from studies.execution.hand import Hand, Hands, Inline, Say
 from studies.execution.optuna_file import write_optuna
 from studies.execution.records import sound_record
 from studies.execution.started import TRIALS, Started, join, shared_of, start
@@ -36,6 +38,12 @@ Left = Literal["nothing", "some", "all"]
 """Of a hand's work, when it ends: trials are left after it got further with some, or with none."""
 Hire = Callable[[Started, Agenda, Say], Hands]
 """Makes the hands of a study."""
+LOCAL = ("processes", "inline")
+"""Each trial in a child of this process; one trial after the other in this process, for debuggers."""
+CLUSTERS = ("slurm", "ray")
+"""Jobs of SLURM, or tasks on a Ray cluster, that each take trials."""
+CLUSTER_JOBS = 32
+"""Hands on a cluster, unless ``--jobs`` says how many."""
 
 
 @dataclass(frozen=True)
@@ -174,3 +182,27 @@ def trial_count(study: Study) -> int:
     if study.search is None:
         return len(study.arm_overrides()) * len(study.seeds)
     return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
+
+
+def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
+    """What hires `jobs` hands of a name, with the options of a cluster in a file. Raises `UserError` with the names
+    that exist."""
+    names = [*LOCAL, *CLUSTERS]
+    if name not in names:
+        raise UserError(f"no executor '{name}'{nearest(name, names)}; there are: {', '.join(names)}")
+    if options is not None and name in LOCAL:
+        raise UserError(f"--cluster {options}: the executor '{name}' has no options; those of {', '.join(CLUSTERS)} do")
+    if name == "slurm":
+        from studies.execution.slurm import Slurm, read_options
+
+        given = read_options(options)
+        return lambda run, agenda, say: Slurm(run, agenda, jobs, given, say)
+    if name == "ray":
+        from studies.execution.ray_tasks import Ray
+        from studies.execution.ray_tasks import read_options as read_ray_options
+
+        asked = read_ray_options(options)
+        return lambda run, agenda, say: Ray(run, agenda, jobs, asked, say)
+    if name == "inline":
+        return Inline
+    return lambda run, agenda, say: Hand(run, agenda, jobs, say)

@@ -30,10 +30,10 @@ QUIET = {
 def serve(layout: Layout, port: int) -> None:
     """Serve the output root's runs until Ctrl-C or SIGTERM. Raises `UserError` when the port is taken.
 
-    Where ``MLFLOW_TRACKING_URI`` names a server, print its address and links, and start none.
+    Where ``MLFLOW_TRACKING_URI`` names a server, print its address, and start none.
     """
     if uri := store.server():
-        print("\n".join(elsewhere(uri)), flush=True)
+        print(f"Runs go to {store.public(uri)} (MLFLOW_TRACKING_URI); no server is started here.", flush=True)
         return
     check_free(HOST, port)
     writable(layout.root)
@@ -60,24 +60,6 @@ def links_at(address: str, client: Any) -> list[str]:
     found = client.search_experiments(filter_string=f"tags.`{TAG}` LIKE '%'", order_by=["creation_time DESC"])
     lines = [f"Curves of {one.name}: {address}/{PAGE.format(id=one.experiment_id)}" for one in found]
     return lines or ["It has no study yet."]
-
-
-def elsewhere(uri: str) -> list[str]:
-    """The address of a server that is not ours to start, and its links. Raises `UserError` where none answers."""
-    address = store.public(uri).rstrip("/")
-    if not address.startswith("http"):
-        raise UserError(
-            f"MLFLOW_TRACKING_URI is {address}, which is no server's address; serve it with: mlflow server"
-            ' --backend-store-uri "$MLFLOW_TRACKING_URI"'
-        )
-    try:
-        links = links_at(address, store.client_of(uri))
-    except Exception as error:  # whatever MLflow raises for a server that is away, slow or another program
-        raise UserError(
-            f"the MLflow server at {address} (MLFLOW_TRACKING_URI) does not answer ({store.in_line(error)}); without"
-            " the variable, ablate ui serves the runs of the output root"
-        ) from None
-    return [f"Runs go to the MLflow server at {address} (MLFLOW_TRACKING_URI); none is started here.", *links]
 
 
 def check_free(host: str, port: int) -> None:

@@ -16,8 +16,7 @@ from rich.console import Console
 
 from pipeline.run.layout import Layout, TrialRecord
 from studies.definition.schema import Study
-from studies.execution.executors import executor
-from studies.execution.study import StudyResult, run_study
+from studies.execution.study import StudyResult, executor, run_study
 
 SMALL = {"train.steps": 64}
 Write = Callable[..., Study]
@@ -33,8 +32,7 @@ from pipeline.run.layout import Layout, TrialRecord
 from studies.definition.schema import load_study
 from studies.execution import hand
 from studies.execution import study as running
-from studies.execution.executors import executor
-from studies.execution.study import run_study, work
+from studies.execution.study import executor, run_study, work
 from studies.tracking.sync import Synced
 hand.PRELOAD = ["studies.execution.child", "pipeline.run.metrics_log"]
 running.sync = lambda *arguments, **more: Synced(True, 0)

@@ -17,7 +17,7 @@ from ablate import app
 from pipeline.config.loading import load_config
 from pipeline.run.layout import Layout
 from studies.console import cli
-from studies.execution import executors
+from studies.execution.hand import Inline
 from studies.execution.study import run_study
 from studies.hints import command
 
@@ -81,9 +81,7 @@ def test_falsify_exits_with_the_verdict(write_study: Write, layout: Layout) -> N
     assert "has never been run here" in before.stdout
     layout.root.mkdir(parents=True)
     with Path(os.devnull).open("w") as nowhere:
-        run_study(
-            study, layout, None, {"train.steps": 64}, executors.Inline, 1, Console(file=nowhere), trials="fake_trial"
-        )
+        run_study(study, layout, None, {"train.steps": 64}, Inline, 1, Console(file=nowhere), trials="fake_trial")
     survived = ablate("falsify", study.source, *out)
     assert survived.exit_code == 0, survived.stdout
     assert "4 SURVIVED" in survived.stdout

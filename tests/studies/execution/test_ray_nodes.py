@@ -21,8 +21,7 @@ from rich.console import Console
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.execution.executors import executor
-from studies.execution.study import run_study
+from studies.execution.study import executor, run_study
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
 pytestmark = [

@@ -13,7 +13,7 @@ from rich.console import Console
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
 from studies.definition.search import load
-from studies.execution import executors
+from studies.execution.hand import Inline
 from studies.execution.study import run_study
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ def test_a_search_on_the_smoke_profile(tmp_path: Path) -> None:
     assert (folder.report / "index.html").exists()
 
     whole = load_study(tmp_path / "whole.yaml")  # its trials are in the store; the proposals are made anew
-    run_study(whole, layout, None, {}, executors.Inline, 1, Console(quiet=True))
+    run_study(whole, layout, None, {}, Inline, 1, Console(quiet=True))
     content = load(load_study(tmp_path / "killed.yaml"), folder)
     assert content is not None
     assert content == load(whole, layout.study("whole", "smoke"))

@@ -21,8 +21,7 @@ from slurm_nodes import SlurmNodes, wait_for
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from studies.execution import slurm
-from studies.execution.executors import executor
-from studies.execution.study import StudyResult, run_study
+from studies.execution.study import StudyResult, executor, run_study
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,9 +18,9 @@ from pipeline.run.layout import Layout
 from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution import hand
-from studies.execution.executors import executor
 from studies.execution.hand import Gpus
 from studies.execution.records import is_current, sound_record
+from studies.execution.study import executor
 
 CELLS = {("weak", 0), ("weak", 1), ("strong", 0), ("strong", 1)}
 BOTH = pytest.mark.parametrize("name", ["inline", "processes"])
