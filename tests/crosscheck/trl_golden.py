@@ -60,20 +60,18 @@ class Case(NamedTuple):
 
     method: str
     settings: dict[str, Any]
-    micro_batches: int
-    """Of a mini-batch."""
     losses: bool
     """Whether losses are of interest, beside advantages."""
 
 
-def rloo(responses: int = EACH, micro_batches: int = 1, losses: bool = True, method: str = "rloo", **own: Any) -> Case:
+def rloo(responses: int = EACH, losses: bool = True, method: str = "rloo", **own: Any) -> Case:
     """Settings of RLOO, with so many responses to one prompt."""
     fixed = {
         "num_generations": responses, "max_completion_length": LONGEST,
-        "per_device_train_batch_size": len(MINI_BATCHES[0]) // micro_batches,
-        "gradient_accumulation_steps": micro_batches, "generation_batch_size": RESPONSES, "num_iterations": 2,
+        "per_device_train_batch_size": len(MINI_BATCHES[0]), "gradient_accumulation_steps": 1,
+        "generation_batch_size": RESPONSES, "num_iterations": 2,
     }  # fmt: skip
-    return Case(method, {**fixed, "beta": 0.3, **own}, micro_batches, losses)
+    return Case(method, {**fixed, "beta": 0.3, **own}, losses)
 
 
 def grpo(**own: Any) -> Case:
@@ -97,12 +95,10 @@ CASES = {
     "cispo": grpo(loss_type="cispo", epsilon_high=2.0),
     "dapo": grpo(loss_type="dapo", epsilon_high=0.28),
     "dapo_own_tokens": grpo(epsilon_high=0.28, **TOKENS),
-    "micro_batches": grpo(beta=0.0, micro_batches=2, **TOKENS),
     "pairs": grpo(responses=2, losses=False),
     "rloo": rloo(),
     "rloo_no_kl": rloo(beta=0.0),
     "rloo_high": rloo(epsilon_high=3.0),
-    "rloo_whitened": rloo(normalize_advantages=True),
     "rloo_pairs": rloo(responses=2, losses=False),
 }
 
@@ -118,9 +114,7 @@ A2PO = {
     "a2po_beta1": a2po(beta1=1.0),
     "a2po_beta2": a2po(beta2=0.05),
     "a2po_betas": a2po(beta1=1.0, beta2=0.05, num_value_samples=5),
-    "a2po_same_text": a2po(filter_all_incorrect=False),
 }
-"""In `a2po_same_text` the last prompt has the text of the first; it has no losses."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +196,7 @@ def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
 
     trainer._generate, trainer._get_per_token_logps_and_entropies = generate, forward
     trainer.model.train()
-    trainer.current_gradient_accumulation_steps = case.micro_batches
+    trainer.current_gradient_accumulation_steps = 1
     return trainer
 
 
@@ -216,10 +210,9 @@ def computed(case: Case, tables: Tables, folder: Path) -> dict[str, Tensor]:
         return found
     losses = []
     for mini_batch in MINI_BATCHES:
-        loss = torch.zeros((), dtype=torch.float64)
-        for rows in torch.tensor(mini_batch).chunk(case.micro_batches):
-            inputs = {name: value[rows] if value.dim() else value for name, value in rollout.items()}
-            loss = loss + trainer._compute_loss(trainer.model, inputs)
+        rows = torch.tensor(mini_batch)
+        inputs = {name: value[rows] if value.dim() else value for name, value in rollout.items()}
+        loss = trainer._compute_loss(trainer.model, inputs)
         loss.backward()
         losses.append(loss.detach())
     metrics = trainer._metrics["train"]
@@ -265,16 +258,12 @@ def a2po_trainer_of(settings: dict[str, Any], tables: Tables, new: Tensor, folde
 
 def regressed(name: str, tables: Tables, folder: Path) -> dict[str, Tensor]:
     """TRL's V* (B,) and the prompts that it keeps; the loss of each mini-batch and the gradient (B, T)."""
-    texts, same_text = [str(row) for row in range(RESPONSES)], name == "a2po_same_text"
-    if same_text:
-        texts[-1] = texts[0]
+    texts = [str(row) for row in range(RESPONSES)]
     new = tables.new.clone().requires_grad_()
     trainer = a2po_trainer_of(A2PO[name], tables, new, folder, texts)
     trainer._estimate_optimal_values()
     values = torch.tensor([trainer._optimal_values[text] for text in texts])
     found = {"v_star": values, "kept": torch.tensor(trainer.train_dataset["row"])}
-    if same_text:
-        return found
     losses = []
     for rows in MINI_BATCHES:
         inputs = trainer._prepare_inputs([{"prompt": texts[row], "row": row} for row in rows])

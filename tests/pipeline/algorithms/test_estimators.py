@@ -104,6 +104,11 @@ def test_a_critics_returns_have_a_lambda_of_their_own(whiten: bool) -> None:
 # --- replayed states ---------------------------------------------------------------------------------------
 
 
+def test_states_are_replayed_from_the_prompt_on_and_none_behind_the_end() -> None:
+    found = starts(torch.tensor([5, 1, 3, 4]), 5, 2)
+    assert found.int().tolist() == [[1, 0, 1, 0, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]
+
+
 def test_advantages_between_states_by_hand() -> None:
     rewards = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
     values, known = torch.tensor([[10.0, 99.0, 20.0, 99.0, 40.0]]), torch.tensor([[True, False, True, False, True]])

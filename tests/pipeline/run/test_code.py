@@ -115,7 +115,7 @@ def test_comments_docstrings_and_new_entries_of_a_registry_build_nothing(copied:
     assert rebuilt(copied, "pipeline.rewards.kinds", registered) == set()
     replaced = rebuilt(copied, "pipeline.rewards.kinds", lambda text: text.replace("ocr:load", "lexicon:load"))
     assert replaced == set(), "nothing here is scored by ocr"
-    changed = rebuilt(copied, "pipeline.algorithms.kinds", lambda text: text.replace("surrogates:clipped", "base:clip"))
+    changed = rebuilt(copied, "pipeline.algorithms.kinds", lambda text: text.replace("clipped", "capped"))
     assert changed == {"train"}
 
 
