@@ -204,7 +204,7 @@ def classifier() -> dict[str, bytes]:
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
-    from pipeline.data.tokenizer import train_tokenizer
+    from pipeline.models.tokenizers import train_tokenizer
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
