@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.names import WORDS, meant_key, nearest
+from pipeline.config.names import meant_key, nearest
 from pipeline.config.yaml_files import Where
 from pipeline.errors import UserError
 from pipeline.wording import shown
@@ -63,12 +62,7 @@ def validated(model: type[M], content: Mapping[str, Any]) -> tuple[M | None, lis
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
     """What is wrong with a key that no configuration has."""
-    strange = next((character for character in key if not character.isascii() and character.isprintable()), "")
-    known_word = key.rpartition(".")[2].lower() in WORDS
-    look_alike = (
-        "" if not strange or known_word else f" (with {strange}, {unicodedata.name(strange, 'without a name')})"
-    )
-    return f"unknown key '{shown(key)}'{look_alike}{meant_key(key, list(known))}"
+    return f"unknown key '{shown(key)}'{meant_key(key, list(known))}"
 
 
 def _explain(model: type[BaseModel], fault: Any) -> str:

@@ -195,11 +195,6 @@ class TrialConfig(Section):
         """Reward models that are trained: members of ensembles, over all parts."""
         return self.reward.learned.ensemble * len(self.reward.trained())
 
-    @property
-    def reward_classifiers(self) -> int:
-        """Ready classifiers that reward."""
-        return sum(part.kind == "classifier" for part in self.reward.scorers().values())
-
     def cautions(self) -> list[str]:
         """What is allowed and yet likely to mislead, one line each."""
         scores = "lexicon" if self.gold.kind == GUARDED else self.gold.kind

@@ -331,28 +331,23 @@ def _until(true: Any, what: str, seconds: float) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The figures as a table."""
-    print(f"training with the server idle: {_between(found['steps_per_second_alone'], '.1f')} gradient steps a second,")
-    print(f"both trials together; {found['rounds']} rounds. In brackets: intervals of 95 %.\n")
-    head = "clients | beside training: n | p50 ms | p99 ms | requests/s | training loses | quiet: n | p50 ms | p99 ms"
-    print(f"| {head} |\n|{' --- |' * 9}")
+    """The figures as a table; intervals of 95 % in brackets."""
+    print(f"with the server idle: {_between(found['steps_per_second_alone'], '.1f')} gradient steps a second\n")
+    print("| clients | beside training: n | p50 ms | p99 ms | training loses | quiet: p50 ms |\n|" + " --- |" * 6)
     for name, beside in found["beside"].items():
         quiet = found["quiet"].get(name)
-        rate, loss = _between(beside["requests_per_second"], ".1f"), _between(beside["training_loses"], ".0%")
-        print(f"| {' | '.join([name, *_times(beside), rate, loss, *(_times(quiet) if quiet else ['-'] * 3)])} |")
+        times = [_between(beside[one], ".0f") for one in ("p50_ms", "p99_ms")]
+        loss = _between(beside["training_loses"], ".0%")
+        still = _between(quiet["p50_ms"], ".0f") if quiet else "-"
+        print(f"| {' | '.join([name, str(beside['requests']), *times, loss, still])} |")
     kills = found["kills"]
     print(
         f"\n{kills['asked']:,} requests, {kills['kills']} kills of the training in between: {kills['lost']} lost,"
-        f" {kills['mixed']} mixed, {kills['revisions']} revisions;"
-        f" p50 {kills['p50_ms']:.0f} ms, p99 {kills['p99_ms']:.0f} ms"
+        f" {kills['mixed']} mixed, {kills['revisions']} revisions; {kills['unasked']} requests are missing"
     )
     for name, figures in found["beside"].items():
         fast, little = _below(figures["p50_ms"], MOST_MS), _below(figures["training_loses"], MOST_LOSS)
         print(f"{name}: p50 under {MOST_MS} ms: {fast}; training loses under {MOST_LOSS:.0%}: {little}")
-
-
-def _times(figures: dict[str, Any]) -> list[str]:
-    return [f"{figures['requests']:,}", _between(figures["p50_ms"], ".0f"), _between(figures["p99_ms"], ".0f")]
 
 
 def _between(estimate: Sequence[float], form: str) -> str:
