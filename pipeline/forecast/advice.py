@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,14 +23,6 @@ Changes = Mapping[str, Any]
 LORA: Changes = {"adapter.kind": "lora"}
 FOUR_BIT: Changes = {**LORA, "adapter.quantize": "4bit"}
 EIGHT_BIT_CRITIC: Changes = {"critic.adapter": "lora", "critic.quantize": "8bit"}
-WHOLE: Changes = {"adapter.kind": "none", "adapter.quantize": "none"}
-POLICIES = {"full": WHOLE, "LoRA": {**LORA, "adapter.quantize": "none"}, "LoRA on 4 bits": FOUR_BIT}
-CRITICS: Mapping[str, Changes] = {
-    "shared critic": {"critic.kind": "shared"},
-    "separate critic": {"critic.kind": "separate", "critic.adapter": "none", "critic.quantize": "none"},
-    "separate 8-bit critic with LoRA": {"critic.kind": "separate", **EIGHT_BIT_CRITIC},
-    "no critic": {"critic.kind": "none"},
-}
 CHANGES: tuple[Changes, ...] = (
     {"runtime.gradient_checkpointing": True},
     {"critic.adapter": "lora"},
@@ -179,16 +171,6 @@ def _first(config: TrialConfig, ladder: Iterable[Changes]) -> tuple[Changes, For
         if so is not None and found is not None and found.fits:
             return {key: value for key, value in changes.items() if inert(so, key) is None}, found
     return None
-
-
-def variants(config: TrialConfig) -> dict[str, Forecast]:
-    """The same trial with each way to train that its algorithm allows."""
-    found = {
-        f"{policy}, {critic}": predict(so)
-        for (policy, how), (critic, with_critic) in product(POLICIES.items(), CRITICS.items())
-        if (so := changed(config, {**how, **with_critic}))
-    }
-    return {name: forecast for name, forecast in found.items() if forecast is not None}
 
 
 def changed(config: TrialConfig, changes: Changes) -> TrialConfig | None:

@@ -30,17 +30,11 @@ from pipeline.run.hub import available
 TOKENS_PER_WORD = 1.5
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen1.5-0.5B": {
-        "model_type": "qwen2",
-        "vocab_size": 151_936,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "max_position_embeddings": 32_768,
-        "tie_word_embeddings": True,
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 2816,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "max_position_embeddings": 32_768, "tie_word_embeddings": True,
     },
-}
+}  # fmt: skip
 """The config file of the base of the profile `t4`, so that its plan needs no network."""
 
 

@@ -168,9 +168,6 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
         lines.setdefault(tuple(budget_lines(next(cell.config for cell in plan if cell.arm == arm))), []).append(arm)
     for (first, *rest), arms in lines.items():
         console.print(Text("\n".join([f"each trial of {', '.join(arms)}: {first}", *rest])), soft_wrap=True)
-    trained = [cell.config for cell in plan if cell.config.algorithm.learns]
-    if trained and trained[0].runtime.device == "cuda":
-        console.print(variant_table(trained[0]))
     console.print(Text(total_line(study, plan)), soft_wrap=True)
 
 
@@ -275,18 +272,6 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     yield f"  T4: {times(each)}; plus, once for all trials that share them: {times(once)}"
     if not budget.fits:
         yield f"  {remedy(config)}"
-
-
-def variant_table(config: TrialConfig) -> Table:
-    """What each way to train would take of this trial's budget."""
-    from pipeline.forecast.advice import hours, variants
-
-    shown = table("way of training", "training", "all stages", "time on a T4", "trained", "")
-    for name, budget in variants(config).items():
-        fits = Text("fits") if budget.fits else Text("does not fit", "yellow")
-        sizes = f"{budget.stage_gib('train'):.2f} GiB", f"{budget.total_gib:.2f} GiB"
-        shown.add_row(Text(name), *sizes, hours(budget.t4_hours), f"{_millions(budget.trained)} M", fits)
-    return shown
 
 
 def print_memory(console: Console, model: str) -> None:

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 from gpu import __main__ as program
-from gpu.hardware import QWEN, measured_trial
 from gpu.page import render
-from gpu.test_measure import fitted
-
-from pipeline.config.loading import load_config
-from pipeline.forecast.advice import predict
-from pipeline.forecast.shapes import shape_of
 
 CPU = {"device": "cpu", "name": "CPU"}
 
@@ -80,25 +74,6 @@ def test_a_crash_or_a_hang_costs_one_test(tmp_path: Path, crash: str, limit: flo
 def test_the_exit_code(results: list[str], rehearsal: bool, code: int) -> None:
     report = {"sections": {"x": {"items": [{"status": one} for one in results]}}, "rehearsal": rehearsal}
     assert program.verdict(report, "")[0] == code
-
-
-def test_the_measured_trial_is_that_of_the_profile_and_a_smaller_card_gets_fewer_rows(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN))
-    config, t4 = measured_trial(tmp_path, "cuda", "qwen0.5b"), load_config("t4")
-    assert shape_of(config) == shape_of(t4)
-    for section, names in {
-        "train": ("batch_size", "response_length", "num_epochs", "num_mini_batches"),
-        "runtime": ("micro_batch_size", "gradient_checkpointing"),
-    }.items():
-        assert all(getattr(getattr(config, section), n) == getattr(getattr(t4, section), n) for n in names)
-    ours, theirs = predict(config), predict(t4)
-    assert ours is not None
-    assert theirs is not None
-    assert ours.stage_gib("train") == pytest.approx(theirs.stage_gib("train"), rel=0.02)
-    assert fitted(config, ours.total_gib + 0.1) == (config, [])
-    smaller, notes = fitted(config, ours.total_gib - 0.5)
-    assert smaller.runtime.micro_batch_size < config.runtime.micro_batch_size
-    assert "fewer rows" in notes[0]
 
 
 @pytest.mark.slow

@@ -81,17 +81,6 @@ def test_every_control_trains_and_no_micro_batch_waits_for_the_card(
     assert all(math.isfinite(value) for row in rows.values() for value in row.values())
 
 
-def test_epochs_that_target_kl_ends_are_followed_by_further_steps(
-    tmp_path: Path, precision: str, record_property: pytest.RecordProperty
-) -> None:
-    outcome = trainer(tmp_path, device=DEVICE, train__steps=40, optimiser__lr=3e-2, algorithm__target_kl=2e-3).run()
-    rows, name = merged(tmp_path / "metrics.jsonl").values(), "policy/update_steps"
-    taken = [int(row[name]) for row in rows if name in row]
-    record_property("steps taken in each update", taken)
-    assert outcome.status == "complete"
-    assert any(early < 4 and sum(taken[place + 1 :]) for place, early in enumerate(taken))
-
-
 def test_a_policy_that_is_not_the_reference_is_refused(tmp_path: Path, precision: str) -> None:
     one = trainer(tmp_path, device=DEVICE, train__steps=8)
     with torch.no_grad():

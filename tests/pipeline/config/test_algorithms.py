@@ -58,16 +58,6 @@ def test_an_algorithm_of_one_epoch_takes_smaller_steps_unless_told_otherwise() -
     assert (train.num_epochs, train.num_mini_batches) == (1, 4)
 
 
-def test_a_bonus_acts_where_it_is_above_0_at_some_time() -> None:
-    falling = {"entropy.control": "linear", "entropy.coef": 0.05}
-    rising = {"entropy.control": "cosine", "entropy.end": 0.05}
-    later = {"entropy.control": "piecewise", "entropy.stages": [[0.5, 0.05]]}
-    for settings in ({"entropy.coef": 0.01}, falling, rising, later):
-        assert load_config("tiny", settings).entropy.acts
-    assert not load_config("tiny").entropy.acts
-    assert not load_config("tiny", {"entropy.coef": 0.0}).entropy.acts
-
-
 @pytest.mark.parametrize("place", ["reward", "score"])
 def test_the_group_of_a_preset_goes_with_a_penalty_in_the_loss(place: str) -> None:
     named = {"algorithm": "a_star_po"}

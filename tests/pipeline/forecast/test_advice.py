@@ -12,7 +12,7 @@ import torch
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.forecast.advice import Forecast, changed, check_budget, fitting_changes, predict, remedy, variants
+from pipeline.forecast.advice import Forecast, changed, check_budget, fitting_changes, predict, remedy
 from pipeline.forecast.shapes import measured
 
 SEPARATE = {"critic.kind": "separate"}
@@ -98,22 +98,6 @@ def test_several_changes_are_advised_together_where_no_single_one_is_enough() ->
     assert found.fits
     assert len(changes) > 2
     load_config("t4", {"critic.kind": "separate", **changes})  # nothing in it is without effect
-
-
-def test_ways_to_train_are_those_of_the_algorithm() -> None:
-    found = variants(t4())
-    falling = [
-        "full, separate critic",
-        "full, separate 8-bit critic with LoRA",
-        "full, shared critic",
-        "LoRA, shared critic",
-        "LoRA on 4 bits, shared critic",
-    ]
-    memory = [found[name].stage_gib("train") for name in falling]
-    assert memory == sorted(set(memory), reverse=True)
-    assert [name for name in falling[:3] if found[name].fits] == ["full, shared critic"]
-    assert list(variants(t4(algorithm="rloo"))) == ["full, no critic", "LoRA, no critic", "LoRA on 4 bits, no critic"]
-    assert not any("4 bits" in name or "shared" in name for name in variants(t4(algorithm="trpo")))
 
 
 TINYLLAMA = {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,

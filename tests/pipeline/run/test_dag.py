@@ -236,16 +236,6 @@ def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> N
     assert once == ["first", "label", "learn", "ends"]
 
 
-def test_the_rounds_of_a_trial_are_stages_of_their_own() -> None:
-    names = [one.name for one in dag.stages_of(REAL, config(reward__learned__rounds=2))]
-    assert names == ["prompts", "sft", "reward-1", "train-1", "reward", "reference", "train", "evaluate"]
-    stages = {one.name: one for one in dag.stages_of(REAL, config(reward__learned__rounds=2))}
-    assert stages["reward"].takes(names) == ("prompts", "sft", "reward-1", "train-1")
-    assert stages["reward-1"].takes(names) == ("prompts", "sft")
-    assert stages["train"].takes(names) == ("prompts", "sft", "reward", "train-1")
-    assert stages["evaluate"].parameters(names)["train"] == "train"
-
-
 def test_what_comes_after_the_first_training_is_a_trials_own() -> None:
     names = [one.name for one in dag.stages_of(REAL, config(reward__learned__rounds=2))]
     assert own_stages(names) == {"train-1", "reward", "reference", "train", "evaluate"}

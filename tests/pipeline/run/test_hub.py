@@ -10,12 +10,9 @@ from pathlib import Path
 import fakehub
 import pandas as pd
 import pytest
-import torch
 from helpers import Recorder, smoke
 
-from pipeline.data.settings import DataConfig, HubSettings
 from pipeline.errors import UserError
-from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.hub import check_model
 from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
@@ -46,24 +43,6 @@ except UserError as error:
     print(error)
 """
 OTHER = "1" * 40
-
-
-CLASSIFIER = """
-import sys
-from pipeline.errors import UserError
-from pipeline.run.hub import check_model
-try:
-    check_model("judge.classifier.model", "some-org/judge", sys.argv[1], pinned=True)
-    import torch
-    from pipeline.models.out_of_memory import Room
-    from pipeline.rewards.classifier_settings import ClassifierSettings
-    from pipeline.rewards.classifier import load
-    cfg = ClassifierSettings(model="some-org/judge", revision=sys.argv[1], label="YES", output="logit")
-    reward = load("judge", cfg, torch.device("cpu"), Room("rows", 4))
-    print(round(float(reward._score(["It was good."])), 5))
-except UserError as error:
-    print(error)
-"""
 
 
 def ask(revision: str, home: Path, program: str = PROGRAM, **env: str) -> str:
@@ -99,30 +78,6 @@ def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tm
     assert "data.source=local" in offline
 
 
-@pytest.mark.slow
-def test_a_hub_classifier_is_loaded_at_its_commit_and_never_from_pickles(tmp_path: Path) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(vocab_size=300, id2label={0: "NO", 1: "YES"}, **sizes)).eval()
-    tokenizer = train_tokenizer(["It was good."], 300)
-    model.save_pretrained(tmp_path / "judge")
-    tokenizer.save_pretrained(tmp_path / "judge")
-    wanted = model(torch.tensor([tokenizer("It was good.")["input_ids"]])).logits[0, 1].item()
-    with fakehub.serve("model", "some-org/judge", tmp_path / "judge") as (address, _):
-        found = ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
-    assert float(found) == pytest.approx(wanted, abs=1e-4)
-    assert float(ask(fakehub.COMMIT, tmp_path / "home", CLASSIFIER, HF_HUB_OFFLINE="1")) == pytest.approx(
-        wanted, abs=1e-4
-    )
-    (tmp_path / "judge" / "model.safetensors").rename(tmp_path / "judge" / "pytorch_model.bin")
-    with fakehub.serve("model", "some-org/judge", tmp_path / "judge") as (address, log):
-        refused = ask(fakehub.COMMIT, tmp_path / "other", CLASSIFIER, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
-    assert "it has no *.safetensors, and pickled weights are never read" in refused
-    assert not [line for line in log if "resolve" in line]  # nothing was downloaded
-
-
 def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path) -> None:
     config = smoke(data__source="hub", data__hub__name="no-such-org/no-such-data", data__hub__revision=OTHER)
     for start in (
@@ -134,12 +89,6 @@ def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path
         ):
             start()
     assert not any(tmp_path.iterdir())
-
-
-def test_a_hub_data_set_must_be_pinned() -> None:
-    for revision in (None, "main", "e6281661"):
-        with pytest.raises(ValueError, match="does not pin 'stanfordnlp/imdb'"):
-            DataConfig(source="hub", hub=HubSettings(name="stanfordnlp/imdb", revision=revision))
 
 
 @pytest.mark.parametrize(

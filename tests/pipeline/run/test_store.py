@@ -185,20 +185,6 @@ def test_parallel_builders_build_once(tmp_path: Path) -> None:
     assert len(calls) == 1
 
 
-def test_what_is_being_built_can_be_seen(tmp_path: Path) -> None:
-    store, seen = Store(tmp_path), list[tuple[bool, bool]]()
-
-    def make(out: Path) -> dict[str, Any]:
-        seen.append((Store(tmp_path).is_building("train", "key"), Store(tmp_path).is_building("train", "other")))
-        return {}
-
-    assert not store.is_building("train", "key")
-    store.build("train", "key", {}, make, resumable=False)
-    store.build("train", "other", {}, make, resumable=False)
-    assert seen == [(True, False), (False, True)]
-    assert not store.is_building("train", "key")
-
-
 def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
     code = """
 import sys, time

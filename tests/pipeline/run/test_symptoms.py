@@ -164,11 +164,6 @@ def test_spikes_are_multiples_of_the_median_of_positive_norms() -> None:
     assert (found.bound, found.outside) == (10.0, 60)
 
 
-def test_fewer_than_three_records_outside_are_chance() -> None:
-    assert conditions({"policy/grad_norm": of([1.0] * 8 + [20.0] * 2)}) == {}
-    assert conditions({"policy/grad_norm": of([1.0] * 7 + [20.0] * 3)}) == {"policy/grad_norm": "above"}
-
-
 def test_a_trial_that_collapses_at_its_end_is_unhealthy() -> None:
     """25 of 128 records are 19.5 %, less than the band allows in all; the policy that is evaluated is the last."""
     (found,) = examine({"objective/kl_exact_per_token": of([0.1] * 103 + [5.0] * 25, 0, 16)}, {}).symptoms
