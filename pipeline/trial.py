@@ -90,13 +90,13 @@ def _logged(artifact: Artifact, name: str) -> dict[str, Any]:
     return content
 
 
-def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = None) -> list[dag.StagePlan]:
-    """What `run_trial` would build and what it would find; builds nothing. For `known` see `dag.plan`.
+def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
+    """What `run_trial` would build and what it would find; builds nothing.
 
     Raises `UserError` where a stage that has still to run would look in vain for its data or a model.
     """
     check_source(config.data)
-    plan = dag.plan(STAGES, config, Store(layout.store), known)
+    plan = dag.plan(STAGES, config, Store(layout.store))
     check_sources(config, [planned.stage for planned in plan if not planned.cached])
     return plan
 

@@ -116,10 +116,6 @@ class Stage:
         return PROJECT.digest(self.run.partition(":")[0], self.kinds(config)) if isinstance(self.run, str) else ""
 
 
-Known = Mapping[tuple[str, str], str | None]
-"""Stage and key of artifacts that were built at some time, and their digests where those are still known."""
-
-
 @dataclass(frozen=True)
 class StagePlan:
     """What would happen to a stage. `key` is None while a stage above it has still to run."""
@@ -209,38 +205,25 @@ def run(
     return done
 
 
-def plan(stages: Sequence[Stage], config: BaseModel, store: Store, known: Known | None = None) -> list[StagePlan]:
-    """What `run` would do, and why; builds nothing.
-
-    With `known`, stages below a removed artifact are planned as if it came out the same again.
-    """
-    known, ordered = known or {}, stages_of(stages, config)
+def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[StagePlan]:
+    """What `run` would do, and why; builds nothing. A stage below one that has to run has no key yet."""
+    ordered = stages_of(stages, config)
     there = {stage.name for stage in ordered}
     digests: dict[str, str] = {}
-    removed: dict[str, set[str]] = {}
-    """Removed artifacts that a stage, directly or not, is made from."""
     result = []
     for stage in ordered:
-        inputs = stage.takes(there)
-        waiting = [need for need in inputs if need not in digests]
-        if waiting:
+        if waiting := [need for need in stage.takes(there) if need not in digests]:
             result.append(StagePlan(stage.name, None, False, _always(f"waits for {', '.join(waiting)}")))
             continue
         identity = _identity(stage, config, digests)
-        key, above = _key(identity), set[str]().union(*(removed[need] for need in inputs))
-        artifact, why = _look_up(stage.name, key, identity, store, (stage.name, key) in known)
+        key = _key(identity)
+        artifact, why = _look_up(stage.name, key, identity, store)
         again = stage.unfinished(config, artifact) if artifact else None
-        if again:
-            result.append(StagePlan(stage.name, key, False, _always(again)))
-            continue
-        digest = artifact.digest if artifact else known.get((stage.name, key))
-        if digest is not None:
-            digests[stage.name] = digest
-            removed[stage.name] = above if artifact else above | {stage.name}
-        if artifact and above:
-            names = [upper.name for upper in ordered if upper.name in above]
-            why = _always(f"if {' and '.join(names)} {'comes' if len(names) == 1 else 'come'} out the same")
-        result.append(StagePlan(stage.name, key, artifact is not None, why, artifact.digest if artifact else None))
+        if artifact and again is None:
+            digests[stage.name] = artifact.digest
+            result.append(StagePlan(stage.name, key, True, why, artifact.digest))
+        else:
+            result.append(StagePlan(stage.name, key, False, _always(again) if again else why))
     return result
 
 
@@ -249,7 +232,7 @@ def _always(text: str) -> Callable[[], str]:
 
 
 def _look_up(
-    stage: str, key: str, identity: Mapping[str, Any], store: Store, known: bool
+    stage: str, key: str, identity: Mapping[str, Any], store: Store
 ) -> tuple[Artifact | None, Callable[[], str]]:
     """The artifact, if it is there, and why the stage would be built or not."""
     try:
@@ -257,7 +240,7 @@ def _look_up(
             return artifact, _always("same configuration, inputs and code")
     except Damaged as error:
         return None, _always(f"damaged: {error.path.name}: {error.why}")
-    return None, _always("was removed") if known else lambda: _why(identity, store)
+    return None, lambda: _why(identity, store)
 
 
 def _intact(store: Store, stage: str, key: str) -> Artifact | None:

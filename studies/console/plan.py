@@ -26,7 +26,7 @@ from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
-from studies.execution.history import StageSeconds, all_records, known_artifacts, measured
+from studies.execution.history import StageSeconds, all_records, measured
 from studies.execution.started import TRIALS
 from studies.execution.study import trial_count
 
@@ -59,8 +59,7 @@ def print_plan(
     module, idle = importlib.import_module(trials), False
     try:
         records = all_records(layout)
-        known = known_artifacts(layout, records)
-        planned = [(cell, module.plan_trial(cell.config, layout, known)) for cell in plan]
+        planned = [(cell, module.plan_trial(cell.config, layout)) for cell in plan]
         ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
         total = trial_count(study)
         own, shared = runs(planned)

@@ -13,10 +13,8 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, Fault
-from pipeline.run.dag import Known
 from pipeline.run.layout import Layout, TrialRecord, read_json
 from pipeline.run.lost import own_stages
-from pipeline.run.store import MANIFEST
 from pipeline.trial import CHARGED
 
 
@@ -29,21 +27,6 @@ def all_records(layout: Layout) -> list[TrialRecord]:
             with suppress(Damaged):
                 records.append(folder.read(file))
     return records
-
-
-def known_artifacts(layout: Layout, records: Sequence[TrialRecord]) -> Known:
-    """Every artifact that a record names; its digest where an artifact made from it is still in the store."""
-    known: dict[tuple[str, str], str | None] = {}
-    inputs: dict[str, Mapping[str, str]] = {}
-    for record in records:
-        for stage, ref in record.stages.items():
-            known.setdefault((stage, ref.key), None)
-            if ref.path not in inputs:
-                inputs[ref.path] = _json(layout.root / ref.path / MANIFEST).get("identity", {}).get("inputs", {})
-            for need, digest in inputs[ref.path].items():
-                if need in record.stages:
-                    known[need, record.stages[need].key] = digest
-    return known
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,6 @@ from faults.scene import Scene
 from mlflow_servers import Server
 
 Harm = Callable[[Scene], object]
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-"""The variant for programs with threads, which it crashes now and then all the same: data races of it were mended in
-2025 and 2026 (wolfcw/libfaketime, pull requests 488 and 547)."""
 
 
 def _nothing(scene: Scene) -> None:
@@ -40,15 +37,13 @@ class Fault:
     before: Harm = _nothing
     """Before the command is given first."""
     lacks: Callable[[], str | None] = lambda: None
-    """Why it cannot be had on this machine."""
+    """Why this machine cannot do it."""
     own_disk: bool = False
     """The output root is a small disk of its own."""
-    crash: bool = False
-    """What causes it can itself end the command by SIGSEGV."""
     longer: float = 1.0
     """How many times as long the study takes where the fault's daemons carry it."""
     word: str = ""
-    """What the command must say where it ends with exit code 4."""
+    """What the command must report where it ends with exit code 4."""
     may_come_too_late: bool = False
     """It may come after the command has looked there for the last time; then the next command sees it."""
 
@@ -117,20 +112,6 @@ def _no_mount() -> str | None:
         return "a small disk is mounted by root alone"
     tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
     return "no disk can be mounted here" if tried.returncode else None
-
-
-def _set_clock(scene: Scene, seconds: int) -> None:
-    """In one step: whoever reads half a line ends."""
-    (scene.folder / "clock.new").write_text(f"{seconds:+d}s\n")
-    os.replace(scene.folder / "clock.new", scene.folder / "clock")
-
-
-def _own_clock(scene: Scene) -> None:
-    _set_clock(scene, 0)
-    scene.environment |= {
-        "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(scene.folder / "clock"),
-        "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1",
-    }  # fmt: skip
 
 
 def _another(**changes: Any) -> Harm:
@@ -203,12 +184,6 @@ FAULTS: dict[str, Fault] = {
     "folder removed": Fault(_remove, may_come_too_late=True),
     "disk full": Fault(_nothing, _remount("size=1g"), _little_room, _no_mount, own_disk=True),
     "read-only": Fault(_read_only, _remount("rw"), lacks=_no_mount, own_disk=True),
-    "clock back": Fault(
-        lambda scene: _set_clock(scene, -scene.dice.randrange(60, 90_000)),
-        before=_own_clock,
-        lacks=lambda: None if FAKETIME.exists() else "libfaketime is not installed",
-        crash=True,
-    ),
     "two commands": Fault(_another(called="second")),
     "two studies": Fault(_another(name="other")),
     "MLflow killed": Fault(_kill_mlflow, before=_own_mlflow),

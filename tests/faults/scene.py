@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -131,22 +130,6 @@ class Scene:
         """What it has written, but for locks."""
         found = (path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink())
         return sorted(path for path in found if ".lock" not in path.as_posix())
-
-    def marks(self) -> dict[str, tuple[int, int]]:
-        """Size and time of what trials write."""
-        found = {}
-        for path in (*self.root.glob("store/*/*/*"), *self.root.glob("store/*/*/*/*")):
-            with suppress(OSError):
-                found[str(path)] = (path.stat().st_size, path.stat().st_mtime_ns)
-        return found
-
-    def seconds_until_it_goes_on(self, before: dict[str, tuple[int, int]]) -> float:
-        """Until a trial has written something, or the command has ended."""
-        assert self.process is not None
-        began = time.monotonic()
-        while self.process.poll() is None and time.monotonic() - began < LONGEST and self.marks() == before:
-            time.sleep(0.02)
-        return time.monotonic() - began
 
 
 def identity(root: Path) -> Identity:

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import time
@@ -46,12 +45,11 @@ class Whole:
 
 @dataclass
 class Outcome:
-    """The result of a run: what is missing or other in the end, and what the command reported where it ended because of
-    the fault; seconds from the fault, or from the next command where that one ended, until a trial wrote something."""
+    """The result of a run: what is missing or other in the end, what the command reported where it ended because of the
+    fault, and how often it was given."""
 
     lost: str = ""
     told: str = ""
-    seconds: float = 0.0
     calls: int = 1
 
 
@@ -116,11 +114,9 @@ def _gone_on_with(scene: Scene, fault: Fault, whole: Whole) -> Outcome:
         process.wait(scene.dice.uniform(0.0, fault.longer * whole.seconds))
     except subprocess.TimeoutExpired:
         fault.harm(scene)
-    outcome.seconds = scene.seconds_until_it_goes_on(scene.marks())
     code, said = scene.ended()
-    ended_by_it = code != 0
     while True:
-        if wrong := unexplained(code, said, fault.crash, fault.word):
+        if wrong := unexplained(code, said, fault.word):
             return replace(outcome, lost=wrong)
         if code not in HARMLESS:
             outcome.told = _last_line(said)
@@ -129,10 +125,7 @@ def _gone_on_with(scene: Scene, fault: Fault, whole: Whole) -> Outcome:
         if outcome.calls == MOST_CALLS or (code == 0 and not unseen):
             break
         fault.mend(scene)
-        marks = scene.marks()
         scene.start()
-        again = scene.seconds_until_it_goes_on(marks)
-        outcome.seconds = again if ended_by_it else outcome.seconds
         code, said = scene.ended()
         outcome.calls += 1
     if code == 0 and SYNC in said:
@@ -143,14 +136,14 @@ def _gone_on_with(scene: Scene, fault: Fault, whole: Whole) -> Outcome:
     return outcome
 
 
-def unexplained(code: int | None, said: str, crash: bool = False, word: str = "") -> str:
-    """What no end of a command may look like, but for a SIGSEGV that comes with the fault itself (`Fault.crash`)."""
+def unexplained(code: int | None, said: str, word: str = "") -> str:
+    """What no end of a command may look like."""
     last = _last_line(said)
     if code is None:
         return f"it hung: {last}"
     if "Traceback (most recent call last)" in said:
         return f"a traceback: {last}"
-    if code not in HARMLESS | {2, 4} and not (crash and code == -signal.SIGSEGV):
+    if code not in HARMLESS | {2, 4}:
         return f"exit code {code}: {last}"
     return f"another word than '{word}': {last}" if code == FAULT and word not in last else ""
 
@@ -188,8 +181,7 @@ def test_nothing_is_lost(
         outcome = disturbed(name, number, pytestconfig.getoption("seed") or 0, whole, tmp_path / "case")
     except TooBusy as busy:
         pytest.skip(str(busy))
-    measured = {"fault": name, "lost": bool(outcome.lost), "told": bool(outcome.told), "seconds": outcome.seconds}
-    for key, value in measured.items():
+    for key, value in {"fault": name, "lost": bool(outcome.lost), "calls": outcome.calls}.items():
         record_property(key, value)
     assert not outcome.lost, outcome.told
 

@@ -74,8 +74,8 @@ def run_trial(
     )
 
 
-def plan_trial(config: TrialConfig, layout: Layout, known: dag.Known | None = None) -> list[dag.StagePlan]:
-    return dag.plan(_stages(layout), config, Store(layout.store), known)
+def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
+    return dag.plan(_stages(layout), config, Store(layout.store))
 
 
 def check_budget(config: TrialConfig, label: str) -> None: ...

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import fakehub
 import pandas as pd
@@ -13,7 +14,7 @@ import pytest
 from helpers import Recorder, smoke
 
 from pipeline.errors import UserError
-from pipeline.run.hub import check_model
+from pipeline.run.hub import cause_of_absence, check_model
 from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
 from pipeline.trial import plan_trial, run_trial
@@ -140,3 +141,13 @@ def test_what_is_built_already_needs_no_source() -> None:
     check_sources(config, ["sft", "reward", "train", "evaluate"])
     with pytest.raises(UserError, match="no-such-data"):
         check_sources(config, ["prompts"])
+
+
+def test_a_model_with_pickles_alone_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"some/pickles": "pytorch_model.bin", "some/tensors": "model.safetensors"}
+    siblings = {name: SimpleNamespace(siblings=[SimpleNamespace(rfilename=file)]) for name, file in files.items()}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda self, name, **_: siblings[name])
+    assert "no *.safetensors" in cause_of_absence("model", "some/pickles", OTHER)
+    assert cause_of_absence("model", "some/tensors", OTHER) == ""
+    assert cause_of_absence("model", "some/absent", OTHER) == "KeyError: 'some/absent'"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,24 +82,23 @@ def test_plan_tells_the_time_that_earlier_trials_took(write_study: Write, layout
     assert other.endswith("no trial of profile smoke has been measured on this machine")
 
 
-def test_a_removed_artifact_does_not_hide_what_is_still_there(write_study: Write, layout: Layout) -> None:
-    study = write_study()
-    record(study, layout)
-    for stage in ("prompts", "sft"):
-        shutil.rmtree(layout.store / stage)
-    first, _, *rows = shown(study, layout)
-    assert first.startswith(
-        "0 of 4 trials will run, but prompts and sft will be built again, about 1 s (measured on 4 "
-    )
-    assert [row.partition(" will run ")[2] for row in rows[:2]] == ["was removed", "was removed"]
-    assert {"reward", "train", "evaluate"} <= {row.split()[0] for row in rows[2:]}
-    for row in rows[2:]:
-        assert row.endswith("4 trials cached if prompts and sft come out the same")
-    before = fake_trial.calls(layout)
-    record(study, layout)
-    assert fake_trial.calls(layout) == before, "the plan was right"
-    shutil.rmtree(layout.store)
-    assert [row.split(" will run ")[-1] for row in shown(study, layout)[2:4]] == ["was removed", "waits for prompts"]
+def test_times_are_those_of_this_machine_and_of_training_alone(write_study: Write, layout: Layout) -> None:
+    record(write_study(), layout)
+    records, here = all_records(layout), {"device": "abacus"}
+    charged = [
+        one.model_copy(update={"cost": {"wall_s": 5.1, "values_wall_s": 5.0}}) if one.arm == "weak" else one
+        for one in records
+    ]
+    assert measured(layout, charged, "tiny", here) == StageSeconds(4, {}, pytest.approx(0.1 / 64))
+    assert measured(layout, records, "tiny", {"device": "a card"}) is None
+    for one in records:
+        folder = layout.root / one.stages["evaluate"].path / "log"
+        folder.mkdir(exist_ok=True)
+        (folder / "cost.json").write_text(json.dumps({"wall_s": 3.0 if one.arm == "weak" else 4.0}))
+    again = measured(layout, records, "tiny", here)
+    assert again is not None
+    assert again.of("evaluate", load_config("tiny")) == pytest.approx(3.5)
+    assert again.of("train", load_config("tiny", {"train.steps": 128})) == pytest.approx(0.2)
 
 
 def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: Write, layout: Layout) -> None:
