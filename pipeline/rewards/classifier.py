@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Literal, assert_never
 
 import torch
@@ -99,6 +98,8 @@ def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room
             output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        _prepare(model, tokenizer)
+        tokens = tokenizer("A film", add_special_tokens=False)["input_ids"]
     except Exception as error:  # every library below has its own class for "not this file"
         raise UserError(f"{key} = '{name}' could not be loaded as a sequence classifier ({in_words(error)})") from None
     # transformers fills what a file lacks with random numbers and only warns.
@@ -106,16 +107,8 @@ def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room
     if absent:
         raise UserError(f"{key} = '{name}' is no sequence classifier: its files lack {', '.join(absent[:3])}")
     index = label_index(model.config.id2label, cfg.label, f"{section}.classifier.label")
-    if not isinstance(tokenizer.model_max_length, int | float) or not tokenizer.model_max_length >= 1:
-        raise UserError(f"{key} = '{name}': its tokenizer's model_max_length is not a positive number")
-    words: list[int] = []
-    with suppress(Exception):  # libraries have their own classes for a tokenizer whose files are absent
-        words = tokenizer("A film", add_special_tokens=False)["input_ids"]
-    if not words:
+    if not tokens:
         raise UserError(f"{key} = '{name}': its tokenizer knows no words; its files must lie beside the network")
-    if not isinstance(getattr(model.config, OFFSET, 0.0), int | float):
-        raise UserError(f"{key} = '{name}': {OFFSET} in its config.json is no number")
-    _prepare(model, tokenizer)
     return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)
 
 

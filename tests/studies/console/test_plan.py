@@ -82,25 +82,6 @@ def test_plan_tells_the_time_that_earlier_trials_took(write_study: Write, layout
     assert other.endswith("no trial of profile smoke has been measured on this machine")
 
 
-def test_times_are_those_of_this_machine_and_of_training_alone(write_study: Write, layout: Layout) -> None:
-    record(write_study(), layout)
-    records, here = all_records(layout), {"device": "abacus"}
-    charged = [
-        one.model_copy(update={"cost": {"wall_s": 5.1, "values_wall_s": 5.0}}) if one.arm == "weak" else one
-        for one in records
-    ]
-    assert measured(layout, charged, "tiny", here) == StageSeconds(4, {}, pytest.approx(0.1 / 64))
-    assert measured(layout, records, "tiny", {"device": "a card"}) is None
-    for one in records:
-        folder = layout.root / one.stages["evaluate"].path / "log"
-        folder.mkdir(exist_ok=True)
-        (folder / "cost.json").write_text(json.dumps({"wall_s": 3.0 if one.arm == "weak" else 4.0}))
-    again = measured(layout, records, "tiny", here)
-    assert again is not None
-    assert again.of("evaluate", load_config("tiny")) == pytest.approx(3.5)
-    assert again.of("train", load_config("tiny", {"train.steps": 128})) == pytest.approx(0.2)
-
-
 def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: Write, layout: Layout) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
