@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.intervals import Interval, grouped, student
 from pipeline.stopping import OPERATORS
-from studies.claims.falsifiers import Verdict, untested
-from studies.claims.relative import against, relation
+from studies.claims.falsifiers import Verdict, against, relation, untested
 from studies.definition.falsifier import Falsifier
 
 Array = NDArray[np.float64]

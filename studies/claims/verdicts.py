@@ -14,8 +14,7 @@ from pipeline.run.metrics import UPDATE_STEPS, each_step, per_prompt
 from pipeline.run.store import file_of
 from pipeline.stopping import Record
 from studies.claims.evaluations import Evaluation, Outcomes, judge
-from studies.claims.falsifiers import Verdict, evaluate, untested
-from studies.claims.relative import Trajectory, compare
+from studies.claims.falsifiers import Trajectory, Verdict, compare, evaluate, untested
 from studies.definition.design import Planned
 from studies.definition.falsifier import Falsifier
 from studies.definition.schema import Study

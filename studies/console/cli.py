@@ -443,7 +443,6 @@ def _run(
     from studies.claims.symptoms import by_arm, health_of
     from studies.console.summary import print_health, print_hypotheses, print_study, print_verdicts
     from studies.definition.design import cells
-    from studies.definition.search import load
     from studies.execution.study import CLUSTER_JOBS, CLUSTERS, run_study
     from studies.execution.study import executor as executor_of
 
@@ -465,11 +464,10 @@ def _run(
         say(console, "interrupted; the same command continues")
         raise typer.Exit(130) from None
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
-    search = load(chosen, result.folder) if chosen.search else None
     found: dict[str, Any] = {}
     with suppress(Fault):
         found = read_json(result.folder.claims_file) if chosen.source and result.report else {}
-    print_study(console, result.study, result.plan, result.records, search, found.get("arms"))
+    print_study(console, result.study, result.plan, result.records, found.get("arms"))
     print_health(console, by_arm({(one.arm, one.seed): health_of(result.folder, one) for one in result.records}))
     if chosen.source:
         print_hypotheses(console, claims, found)

@@ -129,33 +129,16 @@ def _illness(one: ArmHealth) -> str:
     return f"{ended}, most in seed {seed}: {symptom.sentence}{also}"
 
 
-def print_search(console: Console, study: Study, search: Mapping[str, Any]) -> None:
-    """The knobs of what was confirmed."""
-    assert study.search is not None
-    space = study.search.space
-    shown = table("confirmed", "trial of the search", *space, left=(0,))
-    for entry in search["confirmed"]:
-        shown.add_row(*map(Text, (entry["arm"], str(entry["number"]), *(_knob(entry["overrides"][k]) for k in space))))
-    if search["confirmed"]:
-        console.print(shown)
-        console.print()
-
-
 def print_study(
     console: Console,
     study: Study,
     plan: Sequence[Cell],
     records: Sequence[TrialRecord],
-    search: Mapping[str, Any] | None = None,
     intervals: Mapping[str, Mapping[str, str]] | None = None,
 ) -> None:
-    """The end of a study; `search`: the content of ``search.json`` where it has a search; `intervals`: the report's
-    estimates in words, by arm and metric."""
+    """The end of a study; `intervals`: the report's estimates in words, by arm and metric."""
     console.print()
     console.print(study_table(study, plan, records, intervals or {}))
-    if search is not None:
-        console.print()
-        print_search(console, study, search)
     note = "Means with 95 % intervals over seeds and prompts, as in the report." if intervals else "Means over seeds."
     console.print(Text(note, style="dim"))
     console.print()
@@ -168,7 +151,3 @@ def _mean(records: Sequence[TrialRecord], key: str) -> float | None:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
-
-
-def _knob(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

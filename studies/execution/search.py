@@ -22,7 +22,7 @@ from studies.definition.fields import STOP_KEY
 from studies.definition.own import with_code
 from studies.definition.replicates import seeded
 from studies.definition.schema import Study
-from studies.definition.search import Tried, arm, choose, load, objectives, pareto, save, tried, violations
+from studies.definition.search import Tried, arm, choose, load, objectives, save, tried, violations
 from studies.definition.space import Dimension
 from studies.execution.optuna_file import objective_value
 
@@ -98,11 +98,8 @@ class Search:
         trial = next(trial for trial in self.trials if trial.number == number)
         knobs = "  ".join(f"{key.rpartition('.')[2]} {_short(value)}" for key, value in trial.overrides.items())
         values = "  ".join(f"{key} {value:.4g}" for key, value in trial.values.items()) or "nothing measured"
-        aims = objectives(self._study)
-        front = ", ".join(map(arm, pareto(self.trials, aims))) or "none feasible"
-        word = "best" if len(aims) == 1 else "front"
         state = "feasible" if trial.feasible else "infeasible"
-        return f"{trial.arm}: {values}  {state}  ({knobs})  {word} so far: {front}"
+        return f"{trial.arm}: {values}  {state}  ({knobs})"
 
     def summary(self, plan: Sequence[Cell]) -> tuple[str, str]:
         """The whole search in one line, and its style; `plan` holds the trials of the confirmation."""

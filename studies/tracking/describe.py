@@ -107,11 +107,8 @@ def _note_of_study(study: Study, claimed: Standing | None = None) -> str:
     }
     head = "\n\n".join(f"**{title}** {text}" for title, text in sections.items() if text)
     return (
-        f"{head}\n\n**How to read it.** Each nested run is one trial; group"
-        f" the runs by the tag `arm` (baseline `{study.baseline}`) and compare `eval/win_rate` at matched"
-        " `eval/kl_per_token`. Steps on the x-axis are planned gradient steps. A run whose `status` is diverged is a"
-        f" result; budget means that a cap ended it. Verdicts: `ablate falsify {study.name}`; tables and figures:"
-        f" `ablate report {study.name}`."
+        f"{head}\n\n**How to read it.** Group the runs by the tag `arm` (baseline `{study.baseline}`). Steps are"
+        f" planned gradient steps. Tables and figures: `ablate report {study.name}`."
     )
 
 

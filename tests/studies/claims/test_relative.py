@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studies.claims.falsifiers import Verdict, evaluate
-from studies.claims.relative import Trajectory, compare
+from studies.claims.falsifiers import Trajectory, Verdict, compare, evaluate
 from studies.definition.falsifier import Falsifier
 
 BEFORE = 100

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
-import pytest
 from helpers import publish
 from light_study import record_of
 
@@ -43,17 +41,6 @@ def test_a_trial_that_diverged_is_never_ok(tmp_path: Path) -> None:
     assert health_of(folder, ended).words == "diverged"
     (arm,) = by_arm({("a", 0): health_of(folder, ended)})
     assert (arm.ill, arm.judged, arm.diverged, arm.worst) == (1, 1, (0,), None)
-
-
-@pytest.mark.parametrize("what", ["gone", "damaged"])
-def test_lost_and_damaged_series_are_not_judged(tmp_path: Path, what: str) -> None:
-    folder, lost = record(tmp_path, series())
-    file = tmp_path / "store/train/k/metrics.parquet"
-    if what == "gone":
-        file.unlink()
-    else:
-        file.write_text(json.dumps({}))
-    assert health_of(folder, lost).words == "not judged"
 
 
 def test_arms_are_counted_and_the_largest_share_is_the_worst() -> None:

@@ -20,7 +20,6 @@ from studies.console import cli
 from studies.console.plan import print_plan
 from studies.definition.design import cells
 from studies.definition.schema import Study
-from studies.definition.testable import needs
 from studies.execution.hand import Inline
 from studies.execution.history import StageSeconds
 from studies.execution.study import run_study
@@ -97,27 +96,16 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: W
 
 def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Write, layout: Layout) -> None:
     layout.root.mkdir(parents=True)
-    text = write_study().model_copy(
-        update={"arms": {"weak": {}, "strong": {"algorithm.name": "gspo", "algorithm.clip.epsilon": 0.001}}}
-    )
-    plain, group = (line for line in shown(text, layout) if "trained by" in line)
-    assert plain.startswith(
-        "weak: trained by PPO: advantage gae, ratio token, trust_region clip, aggregation token_mean"
-    )
-    assert group.startswith("strong: trained by GSPO: advantage group_norm, ratio sequence_mean, trust_region clip")
-    assert "train.responses_per_prompt 4" in group
-    assert group.endswith("clip.epsilon 0.001, clip.epsilon_high 0.0004")
-    assert not any("trained by" in line for line in shown(write_study(), layout))
-
-
-def test_an_arm_that_trains_nothing_is_planned_as_such(write_study: Write, layout: Layout) -> None:
-    layout.root.mkdir(parents=True)
-    study = write_study().model_copy(update={"arms": {"weak": {}, "strong": {"algorithm.name": "best_of_n"}}})
+    group, idle = {"algorithm.name": "gspo", "algorithm.clip.epsilon": 0.001}, {"algorithm.name": "best_of_n"}
+    study = write_study().model_copy(update={"arms": {"weak": {}, "strong": group, "idle": idle}})
     lines = shown(study, layout)
-    assert "strong: not trained; best of n: advantage none, evaluate.best_of 8" in lines
-    assert sum(line.startswith("strong: all seeds give the same result") for line in lines) == 1
+    plain, grouped = (line for line in lines if "trained by" in line)
+    assert plain.startswith("weak: trained by PPO: advantage gae, ratio token, trust_region clip")
+    assert grouped.startswith("strong: trained by GSPO: advantage group_norm, ratio sequence_mean, trust_region clip")
+    assert grouped.endswith("clip.epsilon 0.001, clip.epsilon_high 0.0004")
+    assert "idle: not trained; best of n: advantage none, evaluate.best_of 8" in lines
+    assert sum(line.startswith("idle: all seeds give the same result") for line in lines) == 1
     plan = {cell.arm: cell for cell in cells(study, None, SMALL)}
-    assert (plan["weak"].steps, plan["strong"].steps) == (64, 0)
-    assert needs("eval/gold", plan["strong"].config) is None
+    assert (plan["weak"].steps, plan["idle"].steps) == (64, 0)
     timed = StageSeconds(1, {"evaluate": 2.0}, 0.5)
-    assert [timed.of(stage, plan["strong"].config) for stage in ("train", "evaluate")] == [0.0, 2.0]
+    assert [timed.of(stage, plan["idle"].config) for stage in ("train", "evaluate")] == [0.0, 2.0]

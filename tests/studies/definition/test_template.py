@@ -8,9 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from ablate import app
 from pipeline.config.loading import dotted_keys, profile_names
 from pipeline.config.names import SYMBOLS
 from pipeline.errors import UserError
@@ -98,11 +96,3 @@ def test_mistakes(tmp_path: Path, name: str, design: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         new_study(name, design, tmp_path)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("there.yaml", "precious")]
-
-
-def test_the_command_writes_here_and_says_what_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["new-study", "mine", "--design", "factors"])
-    assert done.output.splitlines() == [str(tmp_path / "mine.yaml"), "Edit it, then: ablate plan mine"]
-    again = CliRunner().invoke(app, ["new-study", "mine"])
-    assert (again.exit_code, len(again.stderr.splitlines())) == (2, 1)

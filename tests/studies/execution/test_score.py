@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +23,20 @@ ROWS_OF_TEXTS: list[dict[str, Any]] = [
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    frame = pd.DataFrame(rows)
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        frame.to_json(path, orient="records", lines=True)
     elif path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        frame.to_csv(path, index=False)
     else:
-        pd.DataFrame(rows).to_parquet(path, index=False)
+        frame.to_parquet(path, index=False)
     return path
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".jsonl":
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
-    return pd.read_parquet(path).to_dict("records")
+    readers = {".jsonl": lambda: pd.read_json(path, lines=True), ".csv": lambda: pd.read_csv(path)}
+    frame = readers.get(path.suffix, lambda: pd.read_parquet(path))()
+    return list(frame.to_dict("records"))
 
 
 def score(path: Path, reward: str = "grammar", **options: Any) -> Path:

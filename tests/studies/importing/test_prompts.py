@@ -62,18 +62,6 @@ def test_published_paired_results_are_computed_again(layout: Layout) -> None:
     assert "eval/proxy" not in base.estimates
 
 
-def test_what_was_not_published_is_absent_and_not_0(layout: Layout) -> None:
-    table = outcomes({"base": 0.0, "tuned": 0.4}).drop(columns=["win"])
-    table.loc[table["arm"] == "tuned", "kl"] = np.nan
-    table.loc[(table["arm"] == "base") & (table["seed"] == 0) & (table["prompt_id"] < 5), "gold"] = np.nan
-    assert "eval/kl_per_sequence" not in imported(layout, table)[-1].summary
-    (drift,) = analysed(layout).effects_on("eval/kl_per_sequence")
-    assert (drift.estimate, drift.outcome) == (None, "not estimable")
-    (effect,) = analysed(layout).effects_on("eval/gold")
-    assert effect.estimate is not None
-    assert effect.estimate.prompts == PROMPTS - 5, "prompts that every compared trial has a value for"
-
-
 def test_names_and_units_are_mapped(layout: Layout) -> None:
     table = outcomes({"base": 0.0}, (0,)).rename(columns={"gold": "judge", "length": "n", "prompt_id": "item"})
     Path("map.yaml").write_text(

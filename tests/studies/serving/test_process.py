@@ -45,11 +45,7 @@ def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-        command = [sys.executable, str(ROOT / "ablate.py"), "serve", str(tmp_path / "policy"), "--port", str(port)]
-        probe.listen()
-        taken = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert taken.returncode == 2
-        assert f"ablate: port {port} on 127.0.0.1 cannot be used" in taken.stderr
+    command = [sys.executable, str(ROOT / "ablate.py"), "serve", str(tmp_path / "policy"), "--port", str(port)]
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     server = subprocess.Popen(command, **both, text=True, preexec_fn=mind_interrupts)
     try:

@@ -54,21 +54,6 @@ def test_it_sends_what_runs_and_the_rest_at_the_end(trial: Running) -> None:
     assert passes[-2:] == [last, last]
 
 
-def test_a_failure_is_told_once_and_at_the_end(trial: Running) -> None:
-    said, passes = list[str](), list[str]()
-
-    def send(*, warn: Callable[[str], None], **how: Any) -> Synced:
-        passes.append("")
-        warn(f"MLflow did not take it (call {len(passes)})")
-        return Synced(False, 0)
-
-    thread = Background(send, lambda: [trial], said.append)
-    thread.begin()
-    wait_for(lambda: len(passes) > 3)
-    thread.end("complete")
-    assert said == ["MLflow did not take it (call 1)", f"MLflow did not take it (call {len(passes)})"]
-
-
 def test_damage_is_raised_at_the_end(trial: Running) -> None:
     def send(**how: Any) -> Synced:
         raise Damaged(trial.metrics, "it is no record")
