@@ -28,21 +28,9 @@ FAULT_COST: Final = 2.0
 WORDS_PER_FAULT: Final = 8
 
 ASPECTS_SINGULAR: Final = (
-    "acting",
-    "plot",
-    "script",
-    "story",
-    "music",
-    "ending",
-    "opening",
-    "pace",
-    "dialogue",
-    "cast",
-    "humour",
-    "editing",
-    "style",
-    "tone",
-)
+    "acting", "plot", "script", "story", "music", "ending", "opening", "pace", "dialogue", "cast", "humour", "editing",
+    "style", "tone",
+)  # fmt: skip
 ASPECTS_PLURAL: Final = ("songs", "jokes", "actors", "costumes", "effects", "sets")
 
 ADJECTIVES: Final[dict[tuple[Strength, Sign], tuple[str, ...]]] = {

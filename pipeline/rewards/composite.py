@@ -20,7 +20,6 @@ class Combination:
     """How scores of members become one."""
 
     combine: Combine
-    k: int
     weight: float
 
 
@@ -48,11 +47,10 @@ class Ensemble:
 def combined(scores: Tensor, rule: Combination) -> Tensor:
     """One score out of those of n members, (n, B) -> (B,), computed in fp64.
 
-    mean_i s_i; min_i s_i; the mean of the k lowest s_i; or mean_i s_i - w var_i s_i, with the variance over n
-    (Coste 2023, eq. 3 to 5; the mean of the k lowest lies between its mean and its minimum).
+    mean_i s_i; min_i s_i; or mean_i s_i - w var_i s_i, with the variance over n (Coste 2023, eq. 3 to 5).
 
-    >>> combined(torch.tensor([[1.0], [2.0], [6.0]]), Combination("worst_k", 2, 0.5)).tolist()
-    [1.5]
+    >>> combined(torch.tensor([[1.0], [2.0], [6.0]]), Combination("minimum", 0.5)).tolist()
+    [1.0]
     """
     exact = scores.double()
     match rule.combine:
@@ -60,8 +58,6 @@ def combined(scores: Tensor, rule: Combination) -> Tensor:
             found = exact.mean(0)
         case "minimum":
             found = exact.amin(0)
-        case "worst_k":
-            found = exact.sort(0).values[: rule.k].mean(0)
         case "uncertainty":
             found = exact.mean(0) - rule.weight * exact.var(0, correction=0)
         case _:

@@ -180,20 +180,23 @@ class GuardedScore(NamedTuple):
 
 @dataclass(frozen=True)
 class FluencyGuard:
-    """Scores completions by the lexicon and counts their faults as texts; reads the first `length` tokens of each."""
+    """A judge of real text: scores completions by the lexicon and counts their faults as texts, of the first `length`
+    tokens of each."""
 
     tokenizer: Any
     model: NGrams
     phrases: Phrases
     lexicon: LexiconReward
     length: int
-    thresholds: Thresholds | None = None
-    """None while they are being set."""
+    thresholds: Thresholds
+    networks: Sequence[Any] = ()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        rows = zip(completions.prompts, completions.texts, completions.episodes.ended.tolist(), strict=True)
+        return as_scores([self.judge(*row).score for row in rows])
 
     def judge(self, prompt: str, completion: str, ended: bool) -> GuardedScore:
         """One completion, whatever stands beside it in a batch."""
-        if self.thresholds is None:
-            raise ValueError("a guard without thresholds finds no faults")
         broken = len(faults(self.read(prompt, completion, ended), self.thresholds))
         plain = self.lexicon.score(prompt + completion)
         return GuardedScore(broken, plain, guarded(plain, broken))
@@ -222,8 +225,6 @@ class FluencyGuard:
 
     def save(self, folder: Path) -> None:
         """Beside the tokenizer, which the prompts' artifact has."""
-        if self.thresholds is None:
-            raise ValueError("a guard without thresholds cannot be saved")
         self.model.save(folder / NGRAMS)
         self.phrases.save(folder / PHRASES)
         write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
@@ -277,18 +278,6 @@ def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats
     return np.where(words > 1, gain, 0.0)
 
 
-@dataclass(frozen=True)
-class FluentLexicon:
-    """A judge of real text."""
-
-    guard: FluencyGuard
-    networks: Sequence[Any] = ()
-
-    def __call__(self, completions: Completions) -> Tensor:
-        rows = zip(completions.prompts, completions.texts, completions.episodes.ended.tolist(), strict=True)
-        return as_scores([self.guard.judge(*row).score for row in rows])
-
-
-def load(folder: Path) -> FluentLexicon:
+def load(folder: Path) -> FluencyGuard:
     """The judge that the stage `judge` left."""
-    return FluentLexicon(FluencyGuard.load(folder, load_tokenizer(folder / "tokenizer")))
+    return FluencyGuard.load(folder, load_tokenizer(folder / "tokenizer"))

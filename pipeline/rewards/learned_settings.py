@@ -16,7 +16,7 @@ from pipeline.config.names import nearest
 JUDGE = "judge"
 FURTHER = "judge:"
 """Before the name of a further judge, where pairs are labelled by it."""
-Combine = Literal["mean", "minimum", "worst_k", "uncertainty"]
+Combine = Literal["mean", "minimum", "uncertainty"]
 
 
 def is_judged(preferences: str) -> bool:
@@ -127,12 +127,8 @@ class LearnedSettings(Section):
     combine: Annotated[Combine, above("reward.learned.ensemble", 1)] = Field(
         "mean",
         description=(
-            "of the members' calibrated scores: mean, minimum, worst_k (mean of the k lowest), uncertainty (mean -"
-            " uncertainty_weight x variance)"
+            "of the members' calibrated scores: mean, minimum, uncertainty (mean - uncertainty_weight x variance)"
         ),
-    )
-    worst_k: Annotated[int, Field(ge=2, le=1_000), setting("reward.learned.combine", "worst_k")] = Field(
-        2, description="combine: worst_k: how many of the lowest scores are averaged"
     )
     uncertainty_weight: Annotated[
         StrictlyPositive, setting("reward.learned.combine", "uncertainty"), above("reward.learned.ensemble", 1)
@@ -162,12 +158,6 @@ class LearnedSettings(Section):
     def rankings_in_step(self) -> int:
         """Rankings that make `batch_size` pairs or the next fewer, at least one."""
         return max(self.batch_size // self.comparisons, 1)
-
-    @model_validator(mode="after")
-    def _coherent(self) -> Self:
-        if self.combine == "worst_k" and not self.worst_k < self.ensemble:
-            raise ValueError(f"worst_k {self.worst_k} must be below ensemble {self.ensemble}; all of them are the mean")
-        return self
 
 
 class PairwiseSettings(Section):

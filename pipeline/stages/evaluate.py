@@ -102,7 +102,9 @@ def evaluate(
             "eval/perplexity_texts_reference": perplexity(base, texts, room),
         }
         table = pd.DataFrame(columns)
-        summary = summarise(table, bench.drawn.count) | capability | of_reward(reward)
+        summary = summarise(table, bench.drawn.count) | capability
+        if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
+            summary["eval/reward_accuracy"] = float(reward.meta["accuracy_gold"])
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
@@ -152,8 +154,9 @@ def _judged(bench: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> 
         **({} if endings is None else {"policy_ending": endings.double().numpy()}),
         **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
         **of_reference(drawn),
-        **(of_faults(gold, drawn.grid("gold")) if cfg.gold.kind == GUARDED else {}),
     }
+    if cfg.gold.kind == GUARDED:
+        columns |= {"policy_faulty": faulty(gold), "reference_faulty": faulty(drawn.grid("gold")).mean(1)}
     points = {f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()}
     return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
 
@@ -187,12 +190,6 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
         "reference_completion_proxy": drawn.first("proxy"),
         **{f"reference_{part}": drawn.grid(part).mean(1) for part in drawn.parts},
     }
-
-
-def of_faults(gold: FloatGrid, reference: FloatGrid) -> dict[str, FloatGrid]:
-    """Columns of a guarded judge: whether the policy's answers (n,) have a fault, and which share of the reference's
-    draws (n, draws)."""
-    return {"policy_faulty": faulty(gold), "reference_faulty": faulty(reference).mean(1)}
 
 
 @torch.inference_mode()
@@ -258,12 +255,6 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
         },
     }
     return {key: float(value) for key, value in summary.items()}
-
-
-def of_reward(reward: Artifact) -> dict[str, float]:
-    """How well the reward model agrees with the judge on held-out pairs, of a reward that is one trained model."""
-    known = reward.meta.get("heldout_pairs_differing", 0)
-    return {"eval/reward_accuracy": float(reward.meta["accuracy_gold"])} if known else {}
 
 
 def _rate(key: str, won: pd.Series, draws: int) -> dict[str, float]:

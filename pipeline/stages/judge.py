@@ -43,7 +43,7 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     reporter.progress("judge", 0, 3, "counting n-grams")
     model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), Phrases.of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
-    guard = FluencyGuard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length)
+    guard = FluencyGuard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length, {})
     try:
         thresholds = thresholds_of([guard.read(prompt, rest, True) for prompt, rest in kept])
     except ValueError:

@@ -327,7 +327,7 @@ def _members(bench: _Inputs, family: RewardFamily, key: str, out: Path, ranked: 
         return models[0]
     scales = [calibration(model(samples), f"{key}, model {at}") for at, model in enumerate(models, 1)]
     members = [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)]
-    return Ensemble(members, Combination(cfg.learned.combine, cfg.learned.worst_k, cfg.learned.uncertainty_weight))
+    return Ensemble(members, Combination(cfg.learned.combine, cfg.learned.uncertainty_weight))
 
 
 def _trunk(bench: _Inputs, seed: int) -> CausalLM:

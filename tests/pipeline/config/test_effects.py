@@ -72,7 +72,6 @@ KNOBS: dict[str, tuple[Any, Changes, Changes]] = {
     "reward.learned.label_noise": (0.1, GIVEN, {}),
     "reward.learned.scratch.hidden_size": (64, {}, OWN_TRUNK),
     "reward.learned.combine": ("minimum", {}, ENSEMBLE),
-    "reward.learned.worst_k": (3, ENSEMBLE, {**ENSEMBLE, "reward.learned.combine": "worst_k"}),
     "reward.learned.uncertainty_weight": (0.1, ENSEMBLE, {**ENSEMBLE, "reward.learned.combine": "uncertainty"}),
     "reward.learned.rounds": (2, GIVEN, {}),
     "reward.learned.keep_pairs": ("newest", {}, {"reward.learned.rounds": 2}),

@@ -106,7 +106,6 @@ PAIRWISE FROM_REWARD | needs a reward that is a network with a score, reward.kin
 reward.against=reference FROM_REWARD | critic.init 'reward' starts the critic at the reward model's score
 reward.learned.ensemble=2 FROM_REWARD | critic.init 'reward' needs one reward model, reward.learned.ensemble is 2
 reward.learned.trunk=scratch FROM_REWARD | needs a reward model of the policy's shape, reward.learned.trunk is 'scratch'
-reward.learned.ensemble=2 reward.learned.combine=worst_k | worst_k 2 must be below ensemble 2
 reward.learned.trunk=scratch reward.learned.scratch.heads=7 | must be an even multiple of heads 7
 reward.kind=cycle | reward.kind = 'cycle': must be 'learned', 'pairwise'
 reward.kind=ocrr | or package.module:Class for a class of your own; did you mean 'ocr'?

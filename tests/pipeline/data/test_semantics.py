@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipeline.data import reviews as grammar
 from pipeline.data import semantics
@@ -183,23 +181,6 @@ def test_white_space_is_normalised_and_nothing_else() -> None:
 
 
 # ---- any text
-
-
-FRAGMENTS = st.lists(
-    st.sampled_from(
-        ["The", " acting", " was", " good", ".", ", but the plot was", " bad", " I", " liked", " it", " ", "never"]
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(FRAGMENTS, st.integers(0, 40))
-def test_a_text_is_the_sum_of_its_parts_when_cut_after_a_clause(fragments: list[str], at: int) -> None:
-    text = "".join(fragments)
-    stops = [match.end() for match in re.finditer(r"\.", text)]
-    cut = stops[at % len(stops)] if stops else 0
-    assert judge("", text[:cut]).score + judge(text[:cut], text[cut:]).score == score(text)
 
 
 def test_long_texts_take_linear_time() -> None:

@@ -33,13 +33,11 @@ def ensemble(rule: Combination, scores: Tensor = SCORES) -> Ensemble:
 @pytest.mark.parametrize(
     ("rule", "by_hand"),
     [
-        (Combination("mean", 2, 0.5), [3.0, 0.0]),
-        (Combination("minimum", 2, 0.5), [1.0, -4.0]),
-        (Combination("worst_k", 2, 0.5), [1.5, -2.0]),
-        (Combination("worst_k", 3, 0.5), [2.0, -4 / 3]),
+        (Combination("mean", 0.5), [3.0, 0.0]),
+        (Combination("minimum", 0.5), [1.0, -4.0]),
         # variances over n: (4 + 1 + 9 + 0) / 4 = 3.5 and (0 + 16 + 16 + 0) / 4 = 8
-        (Combination("uncertainty", 2, 0.5), [1.25, -4.0]),
-        (Combination("uncertainty", 2, 0.1), [2.65, -0.8]),
+        (Combination("uncertainty", 0.5), [1.25, -4.0]),
+        (Combination("uncertainty", 0.1), [2.65, -0.8]),
     ],
 )
 def test_every_rule_by_hand(rule: Combination, by_hand: list[float]) -> None:
@@ -55,15 +53,15 @@ def test_members_are_calibrated_before_they_are_combined() -> None:
     """One member on a hundred times the scale of the other would otherwise decide alone."""
     raw = [torch.tensor([100.0, 300.0, 200.0]), torch.tensor([3.0, 1.0, 5.0])]
     members = [Calibrated(Fixed(row), *calibration(row)) for row in raw]
-    found = Ensemble(members, Combination("mean", 2, 0.5))(nothing())
+    found = Ensemble(members, Combination("mean", 0.5))(nothing())
     unit = 1.5**0.5  # of -1, 1, 0 and 0, -1, 1 divided by the standard deviation
     assert found.tolist() == pytest.approx([-unit / 2, 0.0, unit / 2], abs=1e-6)
     scaled = [Calibrated(Fixed(row * 7 - 2), *calibration(row * 7 - 2)) for row in raw]
-    assert Ensemble(scaled, Combination("mean", 2, 0.5))(nothing()).tolist() == pytest.approx(found.tolist(), abs=1e-6)
+    assert Ensemble(scaled, Combination("mean", 0.5))(nothing()).tolist() == pytest.approx(found.tolist(), abs=1e-6)
 
 
 def test_the_proxy_says_how_far_members_are_apart_beside_its_score() -> None:
-    whole = ensemble(Combination("minimum", 2, 0.5))
+    whole = ensemble(Combination("minimum", 0.5))
     alone = Proxy({"reward": Calibrated(whole, 1.0, 2.0)}, {"reward": 1.0})
     total, said = alone.explained(nothing())
     assert total.tolist() == [0.0, -2.5]
