@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,19 +27,6 @@ KEPT = 65_536
 """Scores that are kept in memory; then the memory is emptied."""
 
 
-@dataclass(frozen=True)
-class Legibility:
-    """How well one text was read."""
-
-    confidence: float
-    error: float
-    """Character error rate."""
-
-    @property
-    def score(self) -> float:
-        return self.confidence * (1.0 - self.error)
-
-
 class OcrReward:
     """The score of each completion by itself; a text that was read before is not read again.
 
@@ -49,24 +35,20 @@ class OcrReward:
 
     def __init__(self, cfg: OcrSettings, reader: Reader) -> None:
         self._cfg, self._reader = cfg, reader
-        self._known: dict[str, Legibility] = {}
+        self._known: dict[str, float] = {}
         self._work = Tallied()
         self.networks: Sequence[Any] = [self._work]
 
     def __call__(self, completions: Completions) -> Tensor:
-        return as_scores([one.score for one in self.legibility(completions.texts)])
-
-    def legibility(self, texts: Sequence[str]) -> list[Legibility]:
-        """Of each text, in their order."""
-        different = dict.fromkeys(texts)
+        different = dict.fromkeys(completions.texts)
         if len(self._known) + len(different) > KEPT:
             self._known.clear()
         self._read([text for text in different if text not in self._known])
-        return [self._known[text] for text in texts]
+        return as_scores([self._known[text] for text in completions.texts])
 
     def _read(self, texts: Sequence[str]) -> None:
         drawn = {text: written(text) for text in texts}
-        self._known |= {text: Legibility(0.0, 1.0) for text, one in drawn.items() if not one.lines}
+        self._known |= {text: 0.0 for text, one in drawn.items() if not one.lines}
         visible = {text: one for text, one in drawn.items() if one.lines}
         images = (render(one, self._cfg) for one in visible.values())
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -74,7 +56,7 @@ class OcrReward:
         for (text, one), reading in zip(visible.items(), readings, strict=True):
             self._work.add(reading.flops, reading.bytes)
             error = character_error_rate(one.text, plain(reading.text), one.cut)
-            self._known[text] = Legibility(reading.confidence, error)
+            self._known[text] = reading.confidence * (1.0 - error)
 
 
 def character_error_rate(correct: str, read: str, cut: int = 0) -> float:

@@ -208,11 +208,9 @@ def paddle() -> PaddleReader:
 def test_paddle_reads_clean_text_without_an_error_and_bad_text_worse(paddle: PaddleReader) -> None:
     texts = [REVIEW, "I would not recommend it to anyone, and I mean it. The cast was good, the music was not."]
     arms = [OcrSettings(), OcrSettings(blur=2.0, noise=60.0, rotation=5.0)]
-    clean, bad = (OcrReward(cfg, paddle).legibility(texts) for cfg in arms)
-    assert [one.error for one in clean] == [0.0, 0.0]
-    assert all(0.5 < one.confidence < 1.0 for one in clean)
-    assert min(one.error for one in bad) > 0.1
-    assert all(one.score < other.score for one, other in zip(bad, clean, strict=True))
+    clean, bad = (OcrReward(cfg, paddle)(completions(texts)) for cfg in arms)
+    assert all(0.5 < score < 1.0 for score in clean.tolist()), "read without an error"
+    assert bool((bad < clean - 0.1).all())
 
 
 @needs_ocr
