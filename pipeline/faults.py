@@ -28,7 +28,7 @@ class DiskFull(Fault):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a full disk, or a used-up quota, stands anywhere in the chain of an exception.
+    """Return whether a full disk, or a used-up quota, stands anywhere in the chain of an exception.
 
     `torch.save` and SQLAlchemy raise an exception of their own after it, and that one blames something else.
     """

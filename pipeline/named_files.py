@@ -54,7 +54,7 @@ def other_kind(path: Path) -> str | None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a plain file is there; no path makes it raise, as a very long one does with `Path.is_file`."""
+    """Return whether a plain file is there; no path makes it raise, as a very long one does with `Path.is_file`."""
     found = state(path)
     return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -101,7 +101,7 @@ def first_line(error: BaseException) -> str:
 
 
 def leaves(path: Path, folder: Path) -> bool:
-    """Whether a path below `folder` is a link that leads out of it, or to nowhere.
+    """Return whether a path below `folder` is a link that leads out of it, or to nowhere.
 
     A snapshot in the hub's cache links to ``../../blobs``: there the whole repository of the cache counts as inside.
     """

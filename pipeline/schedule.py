@@ -23,7 +23,7 @@ class Schedule:
 
     @property
     def begins_at_a_stage(self) -> bool:
-        """Whether ``start`` itself is never in force."""
+        """Return whether ``start`` itself is never in force."""
         return self.control == "piecewise" and any(fraction == 0 for fraction, _ in self.stages)
 
     @property

@@ -59,17 +59,17 @@ class Scheduled(Section):
 
     @property
     def anneals(self) -> bool:
-        """Whether the coefficient goes to `end`."""
+        """Return whether the coefficient goes to `end`."""
         return self.control in ("linear", "cosine")
 
     @property
     def schedule(self) -> Schedule:
-        """How the coefficient moves."""
+        """Return how the coefficient moves."""
         return Schedule(self.control, self.start, self.end, self.stages)
 
     @property
     def acts(self) -> bool:
-        """Whether the coefficient is above 0 in some part of the trial."""
+        """Return whether the coefficient is above 0 in some part of the trial."""
         return any(self.schedule.values)
 
     @model_validator(mode="after")

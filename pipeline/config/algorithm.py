@@ -76,22 +76,22 @@ class AlgorithmConfig(Section):
 
     @property
     def by_sequence(self) -> bool:
-        """Whether the loss is one of whole responses: then all tokens of a response have its advantage."""
+        """Return whether the loss is one of whole responses: then all tokens of a response have its advantage."""
         return self.ratio in ("sequence_mean", "sequence_sum")
 
     @property
     def by_pairs(self) -> bool:
-        """Whether the loss is one of pairs of responses."""
+        """Return whether the loss is one of pairs of responses."""
         return TRUST_REGIONS[self.trust_region].pairwise
 
     @property
     def needs_values(self) -> bool:
-        """Whether the advantage needs scored samples of the reference."""
+        """Return whether the advantage needs scored samples of the reference."""
         return ADVANTAGES[self.advantage].values
 
     @property
     def learns(self) -> bool:
-        """Whether the trial takes gradient steps."""
+        """Return whether the trial takes gradient steps."""
         return ADVANTAGES[self.advantage].code is not None
 
     @model_validator(mode="after")

@@ -87,7 +87,7 @@ class PartSettings(Section):
 
     @property
     def acts(self) -> bool:
-        """Whether these values ask for the part. Where they do not, the section is part of no key."""
+        """Return whether these values ask for the part. Where they do not, the section is part of no key."""
         raise NotImplementedError
 
     def check(self, config: Any) -> None:

@@ -131,7 +131,7 @@ def check_key(key: str) -> None:
 
 @lru_cache(maxsize=1024)
 def _key_fault(key: str) -> str:
-    """What is wrong with a key, looked up once for all arms that have it; empty where nothing is."""
+    """Return what is wrong with a key, looked up once for all arms that have it; empty where nothing is."""
     known = dotted_keys()
     inside = any(key.startswith(f"{name}.") for name in MAPPINGS)
     return "" if key in known or inside else unknown_key(key, known)

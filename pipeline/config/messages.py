@@ -61,7 +61,7 @@ def validated(model: type[M], content: Mapping[str, Any]) -> tuple[M | None, lis
 
 
 def unknown_key(key: str, known: Iterable[str]) -> str:
-    """What is wrong with a key that no configuration has."""
+    """Return what is wrong with a key that no configuration has."""
     return f"unknown key '{shown(key)}'{meant_key(key, list(known))}"
 
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
 from pipeline.config.effects import Always, Config, When, above, setting
-from pipeline.config.replay import teaches
+from pipeline.config.samples import teaches
 
 CRITIC = setting("critic.kind", "shared", "separate")
 SEPARATE = setting("critic.kind", "separate")
@@ -81,17 +81,17 @@ class CriticConfig(Section):
 
     @property
     def starts_as_reward(self) -> bool:
-        """Whether the critic is the reward model at the start."""
+        """Return whether the critic is the reward model at the start."""
         return self.kind == "separate" and self.init == "reward"
 
     @property
     def has_adapter(self) -> bool:
-        """Whether the trunk is frozen beside an adapter."""
+        """Return whether the trunk is frozen beside an adapter."""
         return self.kind == "separate" and self.adapter == "lora"
 
     @property
     def held(self) -> Literal["none", "8bit", "4bit"]:
-        """How the frozen weights are held; `none` where no weight is frozen."""
+        """Return how the frozen weights are held; `none` where no weight is frozen."""
         return self.quantize if self.has_adapter else "none"
 
 

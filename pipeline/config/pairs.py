@@ -11,13 +11,13 @@ PAIRWISE = " or ".join(name for name, region in TRUST_REGIONS.items() if region.
 
 
 def only_watched(config: Config) -> bool:
-    """Whether rollouts neither teach nor steer the policy: then they are no cost of the algorithm."""
+    """Return whether rollouts neither teach nor steer the policy: then they are no cost of the algorithm."""
     steered = config.optimiser.guard or "adaptive" in (config.kl.control, config.entropy.control)
     return bool(config.train.data == "pairs" and not steered)
 
 
 def given(config: Config) -> bool:
-    """Whether the stored pairs are texts that the user gave, and not samples of the reference."""
+    """Return whether the stored pairs are texts that the user gave, and not samples of the reference."""
     return bool(config.train.data == "pairs" and not is_judged(config.reward.preferences))
 
 

@@ -18,7 +18,7 @@ SHORT, NAME = "algorithm", "algorithm.name"
 KNOBS = (
     "algorithm.advantage", "algorithm.ratio", "algorithm.trust_region", "algorithm.aggregation", "kl.place",
 )  # fmt: skip
-"""What tells one algorithm from another; the rest of a preset are settings that go with these."""
+"""Settings that distinguish algorithms; the rest of a preset goes with them."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How a trial runs and what it may spend: the sections `runtime` and `caps`, which change no result."""
+"""Device, memory and caps of a trial: the sections `runtime` and `caps`, which change no result."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RuntimeConfig(Section):
     )
 
     def static_sampler(self, on_card: bool) -> bool:
-        """Whether rollouts are sampled by the static sampler, where the network allows it."""
+        """Return whether rollouts are sampled by the static sampler, where the network allows it."""
         return self.sampler == "static" or (self.sampler == "auto" and on_card)
 
 

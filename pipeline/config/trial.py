@@ -28,11 +28,10 @@ from pipeline.config.effects import Asked, When, content_of
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig, check_critic
 from pipeline.config.pairs import check_pairs
-from pipeline.config.replay import REPLAY, ReplayConfig
 from pipeline.config.rounds import check_rounds, rounds_of
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
+from pipeline.config.samples import REPLAY, SAMPLES_USED, ReplayConfig, ValuesConfig, check_samples
 from pipeline.config.train import TrainConfig
-from pipeline.config.values import SAMPLES_USED, ValuesConfig, check_samples
 from pipeline.data.settings import DataConfig
 from pipeline.rewards.kinds import GUARDED
 from pipeline.rewards.learned_settings import check_rankings, check_sources
@@ -167,7 +166,7 @@ class TrialConfig(Section):
 
     @property
     def needs_judge(self) -> bool:
-        """Whether the trial has the stage `judge`."""
+        """Return whether the trial has the stage `judge`."""
         return bool(self.gold.kind == GUARDED)
 
     @property
@@ -182,12 +181,12 @@ class TrialConfig(Section):
 
     @property
     def needs_samples(self) -> bool:
-        """Whether the trial has the stage `values`."""
+        """Return whether the trial has the stage `values`."""
         return self.algorithm.needs_values or self.pretrains_critic
 
     @property
     def pretrains_critic(self) -> bool:
-        """Whether the trial has the stage `critic`."""
+        """Return whether the trial has the stage `critic`."""
         return self.critic.kind != "none" and self.critic.pretraining_steps > 0
 
     @property

@@ -1,1 +1,1 @@
-"""What a trial would take, before any of it is spent: shapes, work, memory, disk, and advice. No stage imports it."""
+"""Forecast of a trial before it starts: shapes, work, memory, and advice. No stage imports it."""

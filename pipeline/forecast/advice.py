@@ -1,4 +1,4 @@
-"""Whether a trial fits its caps before anything is spent, and changes that make it fit."""
+"""Check of a trial against its caps before it starts, and changes that make it fit."""
 
 from __future__ import annotations
 

@@ -256,5 +256,5 @@ def subject_of(config: TrialConfig) -> ForecastSubject | None:
 
 
 def on_card(config: TrialConfig) -> bool:
-    """Whether the trial would run on a GPU."""
+    """Return whether the trial would run on a GPU."""
     return config.runtime.device == "cuda" or (config.runtime.device == "auto" and gpu_visible())

@@ -13,7 +13,7 @@ from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import value_at
 from pipeline.config.model import SftConfig
 from pipeline.config.pairs import only_watched
-from pipeline.config.replay import has_replay
+from pipeline.config.samples import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import checkpoint_bytes
 from pipeline.forecast.shapes import ForecastSubject, Shape, Trained

@@ -1,5 +1,4 @@
-"""Whether a GPU is visible, found without torch where there is no driver: its import takes longer than a short command
-should."""
+"""Visibility of a GPU, found without torch where there is no driver: its import takes longer than a short command."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 def gpu_visible() -> bool:
-    """Whether torch sees a CUDA device. Torch is imported only where the driver loads."""
+    """Return whether torch sees a CUDA device. Torch is imported only where the driver loads."""
     if "torch" not in sys.modules and not _driver_loads():
         return False
     import torch

@@ -1,4 +1,4 @@
-"""What a trial has spent, by phase, the caps that end it, and what makes it go on after a cap has ended it."""
+"""Spending of a trial by phase, the caps that end it, and what continues it after a cap has ended it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Stage:
 
     @property
     def _inputs(self) -> Mapping[str, bool]:
-        """Whether a parameter takes an artifact in every trial."""
+        """Return whether a parameter takes an artifact in every trial."""
         if isinstance(self.run, str):
             return _inputs_in_source(self.run)
         parameters = inspect.signature(self.run).parameters.values()

@@ -1,4 +1,4 @@
-"""Whether a repository of the hub is available: asked in one short call, before anything is started or downloaded."""
+"""Availability of hub repositories, asked in one short call before anything is started or downloaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> 
 
 
 def available(model: str, revision: str | None) -> bool:
-    """Whether a model is in the cache, or can be downloaded."""
+    """Return whether a model is in the cache, or can be downloaded."""
     return _model_is_cached(model, revision) or not cause_of_absence("model", model, revision)
 
 

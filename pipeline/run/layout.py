@@ -1,4 +1,4 @@
-"""Where things lie under the output root, and the record that a finished trial leaves.
+"""Paths under the output root, and the record that a finished trial leaves.
 
 <root>/store/<stage>/<key>/                     artifacts, shared by all studies
 <root>/studies/<study>/<profile>/study.json     the study as it was last started

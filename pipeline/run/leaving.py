@@ -40,7 +40,7 @@ def can_be_asked(folder: Path) -> Iterator[None]:
 
 
 def can_leave() -> bool:
-    """Whether this process can be asked to leave."""
+    """Return whether this process can be asked to leave."""
     return bool(os.environ.get(LEAVE))
 
 
@@ -51,5 +51,5 @@ def ask_to_leave() -> None:
 
 
 def asked_to_leave() -> bool:
-    """Whether the trial is to stop at its next checkpoint."""
+    """Return whether the trial is to stop at its next checkpoint."""
     return can_leave() and Path(os.environ[LEAVE]).exists()

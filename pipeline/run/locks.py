@@ -24,7 +24,7 @@ def try_lock(path: Path) -> FileLock | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds a lock at this moment."""
+    """Return whether a process holds a lock at this moment."""
     try:  # read-only and shared, so that two processes that look do not disturb each other
         file = os.open(path, os.O_RDONLY)
     except OSError:

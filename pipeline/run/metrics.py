@@ -111,7 +111,7 @@ def per_prompt(key: str) -> tuple[str, str | None] | None:
 
 
 def each_step(key: str) -> bool:
-    """Whether a series has a record at each gradient step that is taken.
+    """Return whether a series has a record at each gradient step that is taken.
 
     >>> each_step("policy/approxkl"), each_step("policy/old_kl"), each_step("objective/kl")
     (True, False, False)
@@ -120,7 +120,7 @@ def each_step(key: str) -> bool:
 
 
 def known(key: str) -> bool:
-    """Whether a key is in the list or in a family."""
+    """Return whether a key is in the list or in a family."""
     try:
         return bool(METRICS[key])
     except KeyError:

@@ -1,4 +1,4 @@
-"""How a running trial speaks to whoever watches: a progress display, MLflow, a test. Knows none of them."""
+"""Interface by which a running trial reports its progress: to a display, to MLflow, to a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESUMED = "resumed"
 
 
 class Reporter(Protocol):
-    """What stages call. Every call is cheap and may be ignored; none may change a result."""
+    """Calls that stages make. Every call is cheap and may be ignored; none may change a result."""
 
     def stage(self, name: str, state: StageState, detail: str = "") -> None:
         """A stage was found or is being built; `detail` says why, or which key."""

@@ -151,7 +151,7 @@ class Store:
         return self.root / stage / ".partial" / key
 
     def is_building(self, stage: str, key: str) -> bool:
-        """Whether a process, on any machine that shares the locks, is building an artifact at this moment."""
+        """Return whether a process, on any machine that shares the locks, is building an artifact at this moment."""
         return is_held(self.root / stage / ".locks" / key)
 
     def identities(self, stage: str) -> Iterator[dict[str, Any]]:
@@ -346,7 +346,7 @@ def _state(path: Path) -> list[int]:
 
 
 def _as_published(path: Path, state: Any) -> bool:
-    """Whether a file has this size and time."""
+    """Return whether a file has this size and time."""
     return path.is_file() and _state(path) == state
 
 

@@ -1,4 +1,4 @@
-"""What a trial's series show of its health: which leave their band, how often, why, and what to turn. Pure."""
+"""Health of a trial by its series: which leave their band, how often, the likely cause, and what to change."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Health:
-    """What a trial's series say of it."""
+    """Health of a trial by its series."""
 
     symptoms: tuple[Symptom, ...]
     """The largest share first."""

@@ -1,0 +1,64 @@
+"""What is sampled beside rollouts: the sections `values` (the reference, before training) and `replay` (states of a
+rollout, sampled onwards)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pipeline.algorithms.kinds import ADVANTAGES
+from pipeline.config.base import Positive, Section
+from pipeline.config.effects import Config, When
+
+
+class ValuesConfig(Section):
+    """Samples of the reference on the training prompts, which the stage `values` draws for algorithms that need
+    them."""
+
+    samples: Positive = Field(
+        16, description="responses of the reference to each training prompt, scored once for all trials that share them"
+    )
+
+
+SAMPLES_USED = When(
+    "algorithm.advantage: v_star or critic.pretraining_steps above 0",
+    lambda config: config.needs_samples,
+    "critic.pretraining_steps",
+)
+
+
+def check_samples(config: Config) -> None:
+    """Raise `ValueError` where more samples are to be used than are drawn."""
+    used, drawn = config.algorithm.v_star.samples, config.values.samples
+    if used is not None and used > drawn:
+        raise ValueError(
+            f"algorithm.v_star.samples {used} is more than values.samples {drawn}; raise the latter to at least {used}"
+        )
+
+
+class ReplayConfig(Section):
+    """States of a rollout, sampled onwards by the policy that made it and scored: what they are worth, without a
+    critic."""
+
+    continuations: Positive = Field(4, description="K, samples of each state; its value is their mean")
+    every: Positive = Field(
+        8, description="tokens from one replayed state of a response to the next; the first is the prompt itself"
+    )
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        1.0, description="share of the episodes of a rollout whose states are replayed"
+    )
+
+
+def has_replay(config: Config) -> bool:
+    """Whether a trial of this configuration, or of these sections of one, samples states of its rollouts onwards."""
+    return ADVANTAGES[config.algorithm.advantage].replay or teaches(config)
+
+
+def teaches(config: Config) -> bool:
+    """Return whether replayed states are what a critic is fitted to."""
+    critic = config.critic
+    return bool(critic.target == "replay" and critic.kind != "none" and critic.vf_coef > 0)
+
+
+REPLAY = When("algorithm.advantage: replay or critic.target: replay", has_replay, "critic.target")
