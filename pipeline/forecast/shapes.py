@@ -159,25 +159,19 @@ def _saved(network: torch.nn.Module, length: int, half: bool) -> int:
 class Trained:
     """How much of a network is trained; counts of weights.
 
-    `parameters`: with gradients and optimiser state; `maps`: trained weights of linear maps; `below`: weights of linear
-    maps through which a gradient passes; `forward`: weights of all linear maps, an adapter's included; `head`: whether
-    the language-modelling head is trained.
+    `parameters`: with gradients and optimiser state; `maps`: trained weights of linear maps; `forward`: weights of all
+    linear maps, an adapter's included, through which a gradient passes too; `head`: whether the language-modelling head
+    is trained.
     """
 
     parameters: int
     maps: float
-    below: float
     forward: float
     head: bool = False
 
     @classmethod
-    def whole(cls, shape: Shape, parameters: int) -> Trained:
-        return cls(parameters, shape.maps, shape.maps, shape.maps)
-
-    @classmethod
     def adapter(cls, shape: Shape, rank: int) -> Trained:
-        extra = rank * shape.ports
-        return cls(extra, extra, shape.maps + extra, shape.maps + extra)
+        return cls(rank * shape.ports, rank * shape.ports, shape.maps + rank * shape.ports)
 
 
 @dataclass(frozen=True)
@@ -193,20 +187,20 @@ class ForecastSubject:
         """How much of the policy is trained."""
         shape, adapter = self.shape, self.config.adapter
         if not self.config.algorithm.learns:
-            return Trained(0, 0.0, 0.0, shape.maps)
+            return Trained(0, 0, shape.maps)
         if adapter.kind == "lora":
             return Trained.adapter(shape, adapter.rank)
-        return Trained(shape.parameters, shape.maps, shape.maps, shape.maps, head=True)
+        return Trained(shape.parameters, shape.maps, shape.maps, head=True)
 
     @cached_property
     def critic(self) -> Trained:
         """How much of a separate critic's trunk is trained; nothing for a shared critic or none."""
         critic = self.config.critic
         if critic.kind != "separate":
-            return Trained(0, 0.0, 0.0, 0.0)
+            return Trained(0, 0, 0)
         if critic.has_adapter:
             return Trained.adapter(self.shape, self.config.adapter.rank)
-        return Trained.whole(self.shape, self.shape.trunk)
+        return Trained(self.shape.trunk, self.shape.maps, self.shape.maps)
 
     @cached_property
     def reward_shape(self) -> Shape:

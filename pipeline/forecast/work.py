@@ -57,7 +57,7 @@ def trunk(
     if trained is None:
         return Work(2.0 * tokens * shape.maps + attended, calls * forth)
     back = shape.blocks * t4.BYTES_BACKWARD + trained.maps * t4.BYTES_GRADIENT
-    multiplied = 2.0 * tokens * (trained.forward * (1 + again) + trained.below + trained.maps)
+    multiplied = 2.0 * tokens * (trained.forward * (2 + again) + trained.maps)
     return Work(multiplied + attended * (3 + again), calls * (forth + back))
 
 
@@ -241,7 +241,7 @@ def texts_work(trial: ForecastSubject, shape: Shape, sft: SftConfig) -> Work:
     """Training a network on texts."""
     positions = sft.steps * sft.batch_size * sft.max_tokens
     calls = sft.steps * -(-sft.batch_size // text_rows(sft.batch_size, sft.max_tokens, shape.vocab, trial.on_card))
-    again, whole = trial.config.runtime.gradient_checkpointing, Trained.whole(shape, shape.parameters)
+    again, whole = trial.config.runtime.gradient_checkpointing, Trained(shape.parameters, shape.maps, shape.maps)
     passes = trunk(shape, positions, 0, calls, whole, again=again) + head_and_back(shape, positions, calls, True)
     return passes + Work(bytes=sft.steps * shape.parameters * t4.BYTES_STEP)
 
@@ -255,7 +255,7 @@ def reward_work(trial: ForecastSubject, pairs: int) -> Work:
         tokens = trial.episode + 1 if is_judged(part.preferences) else learned.max_tokens
         steps = learned.ensemble * learned.epochs * (rankings // in_step)
         calls = -(-in_step // ranking_rows(in_step, learned.ranked, int(tokens), trial.on_card)) * learned.ranked
-        again, whole = cfg.runtime.gradient_checkpointing, Trained.whole(shape, shape.trunk)
+        again, whole = cfg.runtime.gradient_checkpointing, Trained(shape.trunk, shape.maps, shape.maps)
         each = trunk(shape, in_step * learned.ranked * tokens, 0, calls, whole, again=again)
         work += (each + Work(bytes=shape.trunk * t4.BYTES_STEP)) * steps
     return work
