@@ -116,14 +116,10 @@ class TrunkMeter:
         self._forward = sum(linear.weights for linear in maps)
         # Computing a block again ends before its last map: nothing in the backward needs what that one gives.
         self._again = self._forward - sum({linear.block: linear.weights for linear in maps}.values())
-        # A map needs the gradient of its input where something below it is trained.
-        lowest = min((linear.block for linear in maps if linear.trained), default=len(maps))
-        below = [linear for linear in maps if linear.block >= lowest]
-        self._backward = _backward(maps, lowest)
+        self._backward = _backward(maps)
         # What is left out of a packed call where nobody reads (`pipeline.models.packing`).
         ending = [linear for linear in maps if linear.block == maps[-1].block and linear.part == "mlp"]
-        self._ending, self._ending_backward = sum(linear.weights for linear in ending), _backward(ending, lowest)
-        self._layers_below = len({linear.block for linear in below})
+        self._ending, self._ending_backward = sum(linear.weights for linear in ending), _backward(ending)
         self._attention = attention_width(network.config)
         self._layers = int(getattr(network.config, "num_hidden_layers", 0))
         self._cache = cached_numbers(network.config)
@@ -151,7 +147,7 @@ class TrunkMeter:
         if torch.is_grad_enabled() and self._trained:
             if again:
                 flops += 2.0 * tokens * self._again + pairs * self._layers
-            flops += 2.0 * (tokens * self._backward - unread * self._ending_backward) + 2 * pairs * self._layers_below
+            flops += 2.0 * (tokens * self._backward - unread * self._ending_backward) + 2 * pairs * self._layers
             bytes_ += self._trained * (BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT) + self._frozen * (
                 BYTES_READ_CAST + BYTES_BACKWARD
             )
@@ -166,9 +162,9 @@ def _times() -> int:
     return 3 if with_tangents else 1
 
 
-def _backward(maps: list[LinearMap], lowest: int) -> int:
-    """Weights that a backward multiplies by, where the gradient goes down to the block `lowest`."""
-    return sum(linear.weights * ((linear.block >= lowest) + linear.trained) for linear in maps)
+def _backward(maps: list[LinearMap]) -> int:
+    """Weights that a backward multiplies by: every block has something that is trained, or none has."""
+    return sum(linear.weights * (1 + linear.trained) for linear in maps)
 
 
 def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:
