@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -24,17 +25,12 @@ def trunk(model: CausalLM) -> Any:
 def blocks_of(network: CausalLM) -> list[nn.Module]:
     """The blocks of a trunk; of an unknown build, the trunk as a whole."""
     body = trunk(getattr(network, "adapted", network))
+    count = getattr(network.config, "num_hidden_layers", 0)
     # Nearly always a child of the trunk, where it is found at once.
-    for modules in (body.children(), body.modules()):
-        if lists := block_lists(modules, network.config):
-            return list(lists[0])
+    for module in chain(body.children(), body.modules()):
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
     return [body]
-
-
-def block_lists(modules: Iterable[nn.Module], config: Any) -> list[nn.ModuleList]:
-    """Those of some modules that can be the blocks of a network: lists of one module a layer."""
-    count = getattr(config, "num_hidden_layers", 0)
-    return [module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count]
 
 
 @contextmanager

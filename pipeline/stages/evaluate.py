@@ -26,6 +26,7 @@ from pipeline.data.semantics import circle
 from pipeline.evaluation.best_of import BestAnswers, choose, kl_of_chosen
 from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
+from pipeline.models.lm_head import token_stats
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
@@ -44,7 +45,6 @@ from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.new_actor import load_reference
-from pipeline.training.token_stats import token_stats
 
 FloatGrid = NDArray[np.float64]
 AFTER = 3

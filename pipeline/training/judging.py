@@ -20,6 +20,7 @@ from pipeline.algorithms.mathematics.shaping import (
 )
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
+from pipeline.models.lm_head import token_stats
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
@@ -27,7 +28,6 @@ from pipeline.models.sampling import EagerSampler
 from pipeline.training.experience import Measured, groups_of
 from pipeline.training.part import Terms
 from pipeline.training.processes import Ranks, concatenated
-from pipeline.training.token_stats import token_stats
 
 
 @dataclass(frozen=True)

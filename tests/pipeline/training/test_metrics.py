@@ -13,12 +13,12 @@ from tinytrial import rows_of
 from torch import Tensor
 
 from pipeline.models import lm_head as head_module
+from pipeline.models.lm_head import token_stats
 from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.experience import Experience, Measured
 from pipeline.training.judging import Scores
 from pipeline.training.rollout import drift_metrics, reward_metrics, sampling_metrics
 from pipeline.training.surrogate import surrogate_term
-from pipeline.training.token_stats import token_stats
 from pipeline.training.update import step_metrics
 
 LOG2 = math.log(2)
