@@ -1,5 +1,4 @@
-"""Losses by trust region: the identities of their gradients at ratio 1, two passes against one, and numbers that stay
-finite."""
+"""Losses by trust region: by hand, their gradients at ratio 1, and numbers that stay finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters, frozen layers and recomputed activations, on three architectures with random weights."""
+"""Adapters on three architectures with random weights."""
 
 from __future__ import annotations
 

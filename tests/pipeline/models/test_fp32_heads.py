@@ -1,4 +1,4 @@
-"""Logits, values and rewards are fp32 under autocast too, and everybody who asks the head hears the same."""
+"""Logits, values and rewards are fp32 under autocast too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rollouts and steps record: by hand, unbiased by enumeration, and blind to padding."""
+"""What rollouts and steps record: by hand, and blind to padding."""
 
 from __future__ import annotations
 

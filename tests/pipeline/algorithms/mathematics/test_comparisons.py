@@ -1,4 +1,4 @@
-"""Scores compared within their group, losses of pairs, and V*: by hand, by identities, and by simulation."""
+"""Scores compared within their group, losses of pairs, and V*: by hand, and by identities."""
 
 from __future__ import annotations
 

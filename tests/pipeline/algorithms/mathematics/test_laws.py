@@ -1,5 +1,4 @@
-"""Laws that every masked function obeys: padding is never read, rows do not know their place, numbers keep their
-type."""
+"""Laws that every masked function obeys: padding is never read, numbers keep their type."""
 
 from __future__ import annotations
 
