@@ -172,56 +172,46 @@ def prompt_table(beta: float, seed: int, n: int, first_completion: str | None = 
     )
 
 
+MEANS = {
+    "win_rate": "win", "win_rate_proxy": "win_proxy", "tie_rate": "tie", "gold": "policy_gold",
+    "gold_reference": "reference_gold", "proxy": "policy_proxy", "proxy_reference": "reference_proxy",
+    "kl_per_sequence": "kl", "length": "policy_length", "eos_rate": "policy_eos",
+}  # fmt: skip
+
+
 def summary_of(table: pd.DataFrame) -> dict[str, float]:
     tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
+    kl, entropy = float(table["kl"].sum()) / tokens, float(table["entropy"].sum()) / tokens
     words = " ".join(table["policy_completion"]).split()
     return {
-        "eval/win_rate": float(table["win"].mean()),
-        "eval/win_rate_proxy": float(table["win_proxy"].mean()),
+        **{f"eval/{key}": float(table[column].mean()) for key, column in MEANS.items()},
         **({"eval/preference_accuracy": float(table["agree"].sum() / decided)} if decided else {}),
-        "eval/tie_rate": float(table["tie"].mean()),
-        "eval/gold": float(table["policy_gold"].mean()),
-        "eval/gold_reference": float(table["reference_gold"].mean()),
-        "eval/proxy": float(table["policy_proxy"].mean()),
-        "eval/proxy_reference": float(table["reference_proxy"].mean()),
-        "eval/kl_per_token": float(table["kl"].sum()) / tokens,
-        "eval/kl_per_sequence": float(table["kl"].mean()),
-        "eval/entropy": float(table["entropy"].sum()) / tokens,
+        "eval/kl_per_token": kl,
+        "eval/entropy": entropy,
         "eval/distinct_1": len(set(words)) / len(words),
         "eval/distinct_2": len(set(itertools.pairwise(words))) / (len(words) - 1),
-        "eval/length": tokens / len(table),
-        "eval/eos_rate": float(table["policy_eos"].mean()),
-        "eval/ppl_reference": float(np.exp((table["entropy"].sum() + table["kl"].sum()) / tokens)),
-        "eval/perplexity_texts": 8.31 * float(np.exp(table["kl"].sum() / tokens)),
+        "eval/ppl_reference": math.exp(entropy + kl),
+        "eval/perplexity_texts": 8.31 * math.exp(kl),
         "eval/perplexity_texts_reference": 8.31,
     }
 
 
 def scored_samples(path: Path) -> None:
-    """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference, the proxy correlates
-    with it at 0.8."""
-    rng = np.random.default_rng(5)
-    pairs = pd.DataFrame(
-        {
-            "gold_first": rng.normal(0.4, 1, 2000),
-            "gold_second": rng.normal(0.4, 1, 2000),
-            "heldout": np.arange(2000) >= 1500,
-        }
-    ).assign(prompt=[f"prompt {index}" for index in range(2000)])
-    pairs.to_parquet(path / "pairs.parquet", index=False)
-    kept = pairs[pairs["heldout"]]
-    gold = np.concatenate([rng.normal(0.4, 1, 300), kept["gold_first"], kept["gold_second"]])
-    source = ["calibration"] * 300 + ["pair"] * 1000
-    prompt = [*pairs["prompt"][:300], *kept["prompt"], *kept["prompt"]]
-    samples = pd.DataFrame(
-        {"prompt": prompt, "proxy": 0.8 * (gold - 0.4) + 0.6 * rng.normal(size=1300), "gold": gold, "source": source}
-    )
-    samples.to_parquet(path / "reference_samples.parquet", index=False)
+    """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference; samples hold the
+    held-out pairs."""
+    rng, prompt = np.random.default_rng(5), [f"prompt {index}" for index in range(2000)]
+    first, second = rng.normal(0.4, 1, (2, 2000))
+    pairs = pd.DataFrame({"gold_first": first, "gold_second": second, "heldout": np.arange(2000) >= 1500})
+    pairs.assign(prompt=prompt).to_parquet(path / "pairs.parquet", index=False)
+    gold = np.concatenate([rng.normal(0.4, 1, 300), first[1500:], second[1500:]])
+    samples = pd.DataFrame({"prompt": [*prompt[:300], *prompt[1500:], *prompt[1500:]], "gold": gold, "source": "pair"})
+    samples.assign(proxy=gold).to_parquet(path / "reference_samples.parquet", index=False)
 
 
 class _Writer:
     def __init__(self, built: Built, prompts: int, first_completion: str | None) -> None:
         self.built, self.prompts, self.first = built, prompts, first_completion
+        self.upstream = self._upstream()
 
     def stage(self, stage: str, key: str, write: Callable[[Path], object] = lambda path: None) -> StageRef:
         relative = f"store/{stage}/{key}"
@@ -230,13 +220,10 @@ class _Writer:
         write(path)
         return StageRef(key=key, path=relative, digest=publish(path))
 
-    def upstream(self) -> dict[str, StageRef]:
+    def _upstream(self) -> dict[str, StageRef]:
         def write(path: Path) -> None:
             if path.parent.name == "sft":
-                write_json(
-                    path / "summary.json",
-                    {"perplexity": 8.31, "nats_per_token": 2.117, "entropy_floor_nats_per_token": 2.09},
-                )
+                write_json(path / "summary.json", {"perplexity": 8.31, "nats_per_token": 2.117})
             if path.parent.name == "reward":
                 write_json(path / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
                 scored_samples(path)
@@ -245,7 +232,7 @@ class _Writer:
         return {stage: self.stage(stage, f"{stage[:2]}00112233445566", write) for stage in stages}
 
     def trial(self, cell: Cell, status: str, steps: int, *, evaluated: bool, digest: str | None) -> None:
-        refs = self.upstream()
+        refs = dict(self.upstream)
         key = f"{cell.config.digest()}"
         table, cost = curves(cell.config.kl.beta, cell.seed, steps, cell.config.train.steps), COST
         if not cell.config.algorithm.learns:
@@ -263,11 +250,7 @@ class _Writer:
 
             refs["evaluate"] = self.stage("evaluate", key, write)
             summary = summary_of(prompts) if self.prompts else {}
-        reasons = {
-            "budget": "wall clock: 2.5 h reached",
-            "diverged": "non-finite loss at a gradient step",
-            "failed": "killed",
-        }
+        reasons = {"budget": "wall clock: 2.5 h reached", "diverged": "non-finite loss", "failed": "killed"}
         record = TrialRecord(
             study=self.built.study.name,
             profile="tiny",
@@ -317,7 +300,7 @@ def build_study(
     folder = layout.study(study.name, "tiny")
     built = Built(layout, study, folder)
     writer = _Writer(built, prompts, first_completion)
-    upstream: dict[str, Any] = {stage: ref.model_dump() for stage, ref in writer.upstream().items()}
+    upstream: dict[str, Any] = {stage: ref.model_dump() for stage, ref in writer.upstream.items()}
     started = {"study": study.model_dump(mode="json"), "source": str(source), "profile": "tiny", "overrides": {}}
     write_sealed(folder.study_file, {**started, "environment": ENVIRONMENT, "upstream": upstream})
     for cell in cells(study):
@@ -325,14 +308,10 @@ def build_study(
         if name in missing:
             continue
         digest = "0" * 16 if name in stale else None
-        if name in diverged:
-            writer.trial(cell, "diverged", steps // 3, evaluated=False, digest=digest)
-        elif name in failed:
-            writer.trial(cell, "failed", steps // 4, evaluated=False, digest=digest)
-        elif name in budget:
-            writer.trial(cell, "budget", steps // 2, evaluated=True, digest=digest)
-        else:
-            writer.trial(cell, "complete", steps, evaluated=True, digest=digest)
+        ends = {"diverged": (diverged, 3), "failed": (failed, 4), "budget": (budget, 2), "complete": ((name,), 1)}
+        status = next(status for status, (named, _) in ends.items() if name in named)
+        ran = steps // ends[status][1]
+        writer.trial(cell, status, ran, evaluated=status in ("budget", "complete"), digest=digest)
     return built
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -64,26 +60,3 @@ def test_scores_are_read_from_the_store_once_each(records: StudyRecords) -> None
     assert [len(part) for part in found] == [300 + 4000] * 2  # held-out pairs are among the samples
     assert len(set(found[1])) == 2000  # two answers to each prompt, and one more to the first 300
     assert found[0].mean() == pytest.approx(0.4, abs=0.05)
-
-
-SUMMED = """
-import numpy as np
-from reports.findings.bound import tilted
-print([one.tobytes().hex() for one in vars(tilted(np.random.default_rng(0).normal(size=20_000))).values()])
-"""
-
-
-def test_a_bound_has_the_same_bytes_however_many_threads_sum_it() -> None:
-    """A study draws its report with other numbers of threads than the command `report` does; sums of 20,000 terms would
-    tell."""
-    places = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    said = [
-        subprocess.run(
-            [sys.executable, "-c", SUMMED],
-            env=os.environ | places | {"OPENBLAS_NUM_THREADS": threads},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for threads in ("1", "2")
-    ]
-    assert said[0] == said[1] != b""
