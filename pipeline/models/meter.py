@@ -89,22 +89,6 @@ def map_sizes(module: Any) -> tuple[int, int] | None:
     return None
 
 
-class Tallied:
-    """Work outside of torch, which no hook sees: who does it adds it here."""
-
-    def __init__(self) -> None:
-        self._tallies: list[Tally] = []
-
-    def report_to(self, tally: Tally) -> None:
-        """Give all that is added from here on to a tally as well."""
-        self._tallies.append(tally)
-
-    def add(self, flops: float, bytes_: float) -> None:
-        """FLOPs, and bytes that were read."""
-        for tally in self._tallies:
-            tally(flops, bytes_)
-
-
 class TrunkMeter:
     """The work of one trunk, counted at each of its calls."""
 
@@ -189,12 +173,9 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
     return outside
 
 
-def meter(networks: Iterable[CausalLM | Tallied], tally: Tally) -> None:
+def meter(networks: Iterable[CausalLM], tally: Tally) -> None:
     """Count every call of these networks from here on; one that is named twice is counted once."""
     for network in {id(lm): lm for lm in networks}.values():
-        if isinstance(network, Tallied):
-            network.report_to(tally)
-            continue
         TrunkMeter(network, tally)
         head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
         if isinstance(head, nn.Linear):

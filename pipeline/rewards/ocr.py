@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.meter import Tallied
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ocr_settings import OcrSettings
@@ -30,14 +29,14 @@ KEPT = 65_536
 class OcrReward:
     """The score of each completion by itself; a text that was read before is not read again.
 
-    Images are read by as many threads as torch has.
+    Images are read by as many threads as torch has, on the CPU; the work is not counted.
     """
+
+    networks: Sequence[Any] = ()
 
     def __init__(self, cfg: OcrSettings, reader: Reader) -> None:
         self._cfg, self._reader = cfg, reader
         self._known: dict[str, float] = {}
-        self._work = Tallied()
-        self.networks: Sequence[Any] = [self._work]
 
     def __call__(self, completions: Completions) -> Tensor:
         different = dict.fromkeys(completions.texts)
@@ -54,7 +53,6 @@ class OcrReward:
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             readings = list(pool.map(self._reader, images))
         for (text, one), reading in zip(visible.items(), readings, strict=True):
-            self._work.add(reading.flops, reading.bytes)
             error = character_error_rate(one.text, plain(reading.text), one.cut)
             self._known[text] = reading.confidence * (1.0 - error)
 

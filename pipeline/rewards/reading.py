@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import textwrap
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -120,14 +119,6 @@ def _font(size: int) -> Any:
     return ImageFont.truetype(path, size, layout_engine=ImageFont.Layout.BASIC)
 
 
-CROP, SHORTEST = 48, 320
-"""Height of a crop that the recogniser reads, and the least width; wider ones keep their proportions [pixels]."""
-DETECTOR, RECOGNISER = 21_160.0, 142_200.0
-"""FLOPs of the networks of rapidocr 3.10 (PP-OCRv6, small) for each pixel: convolutions and matrix products."""
-DETECTOR_BYTES, RECOGNISER_BYTES = 9.9e6, 21.2e6
-"""Sizes of their files, which is about what their weights take."""
-
-
 @dataclass(frozen=True)
 class Reading:
     """What was read of one image."""
@@ -136,9 +127,6 @@ class Reading:
     """Of all boxes in reading order, a space between two."""
     confidence: float
     """Mean of the detector's confidence over the boxes; 0 where there are none."""
-    flops: float = 0.0
-    bytes: float = 0.0
-    """Weights that were read from memory."""
 
 
 class Reader(Protocol):
@@ -146,12 +134,6 @@ class Reader(Protocol):
 
     def __call__(self, image: NDArray[np.uint8]) -> Reading:
         """Of grey levels (H, W)."""
-
-
-def work(pixels: int, widths: Sequence[float]) -> tuple[float, float]:
-    """(FLOPs, bytes) of an image of so many pixels and of crops so many pixels wide at the height `CROP`."""
-    read = sum(max(width, SHORTEST) for width in widths) * CROP
-    return DETECTOR * pixels + RECOGNISER * read, DETECTOR_BYTES + RECOGNISER_BYTES * len(widths)
 
 
 class PaddleReader:
@@ -165,13 +147,12 @@ class PaddleReader:
         colour = np.repeat(image[:, :, None], 3, axis=2)
         found = self._detector(colour)
         if found.boxes is None:
-            return Reading("", 0.0, *work(image.size, []))
+            return Reading("", 0.0)
         boxes = np.asarray(found.boxes, dtype=np.float64)[reading_order(found.boxes)]
         crops = self._detector.crop_text_regions(colour, boxes.astype(np.float32))
         # One at a time: in a batch, a crop is padded to the width of the widest.
         texts = [text for crop in crops for text in self._recogniser(crop).txts or ()]
-        widths = [CROP * crop.shape[1] / crop.shape[0] for crop in crops]
-        return Reading(" ".join(filter(None, texts)), float(np.mean(found.scores)), *work(image.size, widths))
+        return Reading(" ".join(filter(None, texts)), float(np.mean(found.scores)))
 
 
 def reading_order(boxes: Any) -> list[int]:
@@ -203,7 +184,7 @@ def paddle_reader(section: str) -> PaddleReader:
     try:
         engines = [RapidOCR(params=_settings(other)) for other in ("rec", "det")]
         for engine in engines:
-            engine(np.full((CROP, SHORTEST, 3), PAPER, np.uint8))  # loads its network
+            engine(np.full((2 * GRID, 10 * GRID, 3), PAPER, np.uint8))  # loads its network
     except Exception as error:  # onnxruntime and rapidocr raise classes of their own
         raise UserError(f"{section}.kind = 'ocr': PP-OCR could not be loaded ({in_words(error)})") from None
     return PaddleReader(*engines)

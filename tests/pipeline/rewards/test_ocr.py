@@ -21,8 +21,6 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.ocr import OcrReward, character_error_rate, distance
 from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import (
-    DETECTOR,
-    RECOGNISER,
     UNPRINTABLE,
     PaddleReader,
     Reading,
@@ -31,7 +29,6 @@ from pipeline.rewards.reading import (
     plain,
     reading_order,
     render,
-    work,
     written,
 )
 from pipeline.stages.sources import check_sources
@@ -56,7 +53,7 @@ class Says:
 
     def __call__(self, image: NDArray[np.uint8]) -> Reading:
         self.seen.append(image)
-        return Reading(self.text, self.confidence, 1e9, 1e6)
+        return Reading(self.text, self.confidence)
 
 
 def says(text: str, confidence: float = 1.0, **settings: Any) -> tuple[OcrReward, Says]:
@@ -175,13 +172,10 @@ def recognise(crop: NDArray[np.uint8]) -> Any:
 def test_boxes_are_joined_in_reading_order_and_weigh_the_same() -> None:
     found = PaddleReader(Finds([box(100, 0), box(0, 2)], [0.9, 0.6]), recognise)(np.zeros((64, 320), np.uint8))
     assert (found.text, found.confidence) == ("left right", 0.75)
-    assert (found.flops, found.bytes) == work(64 * 320, [480, 480])
-    assert found.flops == 64 * 320 * DETECTOR + 2 * 480 * 48 * RECOGNISER
     nothing = PaddleReader(Finds(None, []), recognise)(np.zeros((64, 320), np.uint8))
-    assert nothing == Reading("", 0.0, *work(64 * 320, []))
+    assert nothing == Reading("", 0.0)
     unread = PaddleReader(Finds([box(0, 0), box(50, 60)], [0.5, 0.7]), recognise)(np.zeros((64, 320), np.uint8))
     assert (unread.text, unread.confidence) == ("left", 0.6), "a box without text lowers no error, and has a confidence"
-    assert work(0, [10.0]) == work(0, [320.0]), "a narrow crop is padded"
 
 
 def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
