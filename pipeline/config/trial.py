@@ -35,7 +35,7 @@ from pipeline.config.train import TrainConfig
 from pipeline.data.settings import DataConfig
 from pipeline.rewards.kinds import GUARDED
 from pipeline.rewards.learned_settings import check_rankings, check_sources
-from pipeline.rewards.settings import JudgeConfig, RewardConfig, Scorer, check_scorers
+from pipeline.rewards.settings import JudgeConfig, RewardConfig, ScorerConfig, check_scorers
 
 CONFIG_FOR_HASH = "pipeline.config/1"
 PILES_UP = (
@@ -155,12 +155,12 @@ class TrialConfig(Section):
         return self.judge.model_copy(update={"kind": builtin if self.data.source == "builtin" else GUARDED})
 
     @property
-    def judges(self) -> dict[str, Scorer]:
+    def judges(self) -> dict[str, ScorerConfig]:
         """The gold judge and the further ones, by the keys of their sections."""
         return {"judge": self.gold, **{f"judge.also.{name}": also for name, also in self.judge.also.items()}}
 
     @property
-    def scorers(self) -> dict[str, Scorer]:
+    def scorers(self) -> dict[str, ScorerConfig]:
         """Every judge and every reward, by the keys of their sections."""
         return {**self.judges, **{self.reward.key(name): part for name, part in self.reward.scorers().items()}}
 
@@ -228,7 +228,7 @@ class TrialConfig(Section):
         return hashlib.sha256(canonical_json([CONFIG_FOR_HASH, content]).encode()).hexdigest()[:16]
 
 
-def _model(scorer: Scorer) -> str | None:
+def _model(scorer: ScorerConfig) -> str | None:
     return str(scorer.chosen.model) if scorer.kind == "classifier" else None
 
 

@@ -30,7 +30,7 @@ from pipeline.config.messages import unknown_key, validated
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
 from pipeline.named_files import is_file
-from pipeline.rewards.settings import Scorer
+from pipeline.rewards.settings import ScorerConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ def _class_of(key: str, kind: str, folder: str | None) -> type[Any]:
     return made
 
 
-def _settings_of(section: str, scorer: Scorer, own: type[Any]) -> tuple[BaseModel | None, list[tuple[str, str]]]:
+def _settings_of(section: str, scorer: ScorerConfig, own: type[Any]) -> tuple[BaseModel | None, list[tuple[str, str]]]:
     """The validated settings of a class, None for a class without, and every fault: its key and its words."""
     key, model = f"{section}.settings", getattr(own, "Settings", None)
     if model is None:
@@ -107,7 +107,7 @@ def _settings_of(section: str, scorer: Scorer, own: type[Any]) -> tuple[BaseMode
     return settings, [(one, unknown_key(one, known)) for one in unknown] + faults
 
 
-def faults(section: str, scorer: Scorer, folder: str | None) -> list[tuple[str, str]]:
+def faults(section: str, scorer: ScorerConfig, folder: str | None) -> list[tuple[str, str]]:
     """What keeps a class from scoring: the key of each fault and its words."""
     try:
         own = _class_of(f"{section}.kind", scorer.kind, folder)
@@ -120,7 +120,7 @@ class OwnReward:
     """A `Reward` by the user's class. Scoring raises `UserError` where it fails, or does not give a finite number for
     each completion; making it where class or settings do not fit."""
 
-    def __init__(self, section: str, scorer: Scorer) -> None:
+    def __init__(self, section: str, scorer: ScorerConfig) -> None:
         self._name = f"{section}.kind = '{scorer.kind}'"
         own = _class_of(f"{section}.kind", scorer.kind, None)
         settings, wrong = _settings_of(section, scorer, own)

@@ -18,11 +18,11 @@ from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED, is_own
 from pipeline.rewards.learned import LearnedReward, compared, family_of
 from pipeline.rewards.opponents import Against, read_opponents
 from pipeline.rewards.own import OwnReward
-from pipeline.rewards.settings import JudgeConfig, PartConfig, Scorer, part_key
+from pipeline.rewards.settings import JudgeConfig, PartConfig, ScorerConfig, part_key
 from pipeline.run.store import Artifact
 
 
-def ready(section: str, scorer: Scorer, device: torch.device, room: Room) -> Reward:
+def ready(section: str, scorer: ScorerConfig, device: torch.device, room: Room) -> Reward:
     """The scorer that a section of the configuration describes. `section` is its key, for messages.
 
     Raises `UserError` where the user's own class, a model or a package cannot be had.

@@ -29,7 +29,7 @@ def _names(*names: str) -> dict[str, Any]:
 
 
 @with_settings(KINDS, Chosen("kind"))
-class Scorer(Section):
+class ScorerConfig(Section):
     """Which kind scores, and its settings: those of a class of the user's own in `settings`, others by kind."""
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -58,7 +58,7 @@ class Scorer(Section):
         return self
 
 
-class PartConfig(Scorer):
+class PartConfig(ScorerConfig):
     """One part of a composite reward. Learned parts are trained by the settings of the reward."""
 
     names = (*TRAINED, *SCORING)
@@ -67,7 +67,7 @@ class PartConfig(Scorer):
     preferences: Preferences = Field("judge", description="see reward.preferences")
 
 
-class RewardConfig(Scorer):
+class RewardConfig(ScorerConfig):
     """The training signal (proxy)."""
 
     names = (*TRAINED, *SCORING, "composite")
@@ -159,14 +159,14 @@ def part_key(name: str, composite: bool) -> str:
     return f"reward.parts.{name}" if composite else "reward"
 
 
-class FurtherJudge(Scorer):
+class FurtherJudge(ScorerConfig):
     """A judge whose score is recorded beside that of the gold judge, and decides no win."""
 
     names = SCORING
     kind: str = Field(description="see judge.kind", json_schema_extra=_names(*names))
 
 
-class JudgeConfig(Scorer):
+class JudgeConfig(ScorerConfig):
     """The gold judge: what decides wins and is never trained on."""
 
     names = ("auto", *JUDGING)
