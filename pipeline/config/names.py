@@ -1,12 +1,12 @@
-"""What to answer to a name that is unknown: the key that is meant, be it misspelt or known by a word of the field.
-
-Needs the standard library alone, so that ``--help`` can name the words without loading the configuration.
-"""
+"""Answers to an unknown name: the key that is meant, be it misspelt or known by a word of the field."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import yaml
 
 from pipeline.algorithms.kinds import PARTS
 
@@ -14,50 +14,13 @@ _OWN = [name for name, part in PARTS.items() if part.settings is not None]
 TRAINING = ("train", "algorithm", "kl", "optimiser", "critic", "adapter", "replay", *_OWN)
 """The sections that most studies are about."""
 
-WORDS: dict[str, tuple[str, ...]] = {
-    "beta": ("kl.beta",),
-    "lambda": ("algorithm.gae_lambda",),
-    "epsilon": ("algorithm.clip.epsilon",),
-    "c1": ("critic.vf_coef",),
-    "c2": ("entropy.coef",),
-    "β": ("kl.beta",),
-    "λ": ("algorithm.gae_lambda",),
-    "ε": ("algorithm.clip.epsilon",),
-    "γ": ("algorithm.gamma",),
-    "lam": ("algorithm.gae_lambda",),
-    "eps": ("algorithm.clip.epsilon",),
-    "clip": ("algorithm.clip.epsilon",),
-    "cliprange": ("algorithm.clip.epsilon",),
-    "clip_range": ("algorithm.clip.epsilon",),
-    "clip_ratio": ("algorithm.clip.epsilon",),
-    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "clip_higher"), ("algorithm.clip.epsilon_high",)),
-    **dict.fromkeys(("loss_type", "loss_agg_mode"), ("algorithm.aggregation",)),
-    "importance_sampling_level": ("algorithm.ratio",),
-    **dict.fromkeys(("beta1", "beta_1", "b1", "β1", "β₁"), ("algorithm.v_star.beta",)),
-    **dict.fromkeys(("beta2", "beta_2", "b2", "β2", "β₂"), ("kl.beta",)),
-    **dict.fromkeys(("num_ref_samples", "ref_samples", "num_reference_samples"), ("values.samples",)),
-    "scale_rewards": ("algorithm.advantage",),
-    **dict.fromkeys(("kl_coef", "init_kl_coef"), ("kl.beta",)),
-    "kl_target": ("kl.adaptive.target",),
-    "kl_horizon": ("kl.adaptive.horizon",),
-    "num_ppo_epochs": ("train.num_epochs",),
-    "cliprange_value": ("critic.cliprange",),
-    "critic_lr": ("critic.lr",),
-    "lora_rank": ("adapter.rank",),
-    "lora_alpha": ("adapter.alpha",),
-    "value_coef": ("critic.vf_coef",),
-    **dict.fromkeys(("ent_coef", "entropy_coef", "entropy_coeff", "entropy_bonus"), ("entropy.coef",)),
-    "epochs": ("train.num_epochs", "reward.learned.epochs"),
-    "learning_rate": ("optimiser.lr", "sft.lr", "reward.learned.lr"),
-    "max_new_tokens": ("train.response_length",),
-    "max_steps": ("train.steps", "sft.steps"),
-    "model_name_or_path": ("model.base",),
-    **dict.fromkeys(
-        ("num_generations", "group_size", "rloo_k", "n_samples_per_prompt"), ("train.responses_per_prompt",)
-    ),
-    **dict.fromkeys(("bon", "best_of_n", "n_best"), ("evaluate.best_of",)),
-    **dict.fromkeys(("algo", "algorithm", "method", "estimator", "adv_estimator"), ("algorithm.name",)),
-}
+
+def _words() -> dict[str, tuple[str, ...]]:
+    content = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
+    return {word: tuple(keys.split()) for keys, words in content.items() for word in words}
+
+
+WORDS = _words()
 """Words by which papers and other libraries know a knob, lower case, and the keys that may be meant."""
 
 REMARKS: dict[str, str] = {"c1": " (of half the squared error: give twice a recipe's c1)"}
