@@ -39,7 +39,7 @@ def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tu
         with style.house_style():
             drawn = FIGURES[name](records, findings)
             if drawn is not None:
-                style.save(drawn.figure, folder / name, drawn.title, origin)
+                style.save(drawn.figure, folder / name, drawn.title, *origin)
                 drawn.data.to_csv(folder / f"{name}.csv", index=False, lineterminator="\n")
         if drawn is not None or chosen is not None:
             yield name, drawn

@@ -128,32 +128,18 @@ def legend(figure: Figure, handles: Sequence[Line2D], *, below: bool = False, co
     figure.legend(handles=handles, loc="outside lower left" if below else "outside upper left", ncols=columns)
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """The origin of a figure."""
-
-    subject: str
-    """Study, profile and digest of the design's configurations."""
-    commit: str
-    runs: tuple[str, ...]
-    """Arm, seed and the key of the run's artifact in the store, in words."""
-
-
-def provenance(records: StudyRecords) -> Provenance:
-    """Return the design, the code, and every run that counted."""
+def provenance(records: StudyRecords) -> tuple[str, str]:
+    """Return the origin of a figure, as its files state it: the design with the code, and every run that counted."""
     ran = records.trials[~records.trials["status"].isin([MISSING, STALE])]
     used = [records.records[str(arm), int(seed)] for arm, seed in zip(ran["arm"], ran["seed"], strict=True)]
-    commits = dict.fromkeys(record.environment.get("git_commit", "") for record in used)
-    return Provenance(
-        subject=f"study {records.study.name}, profile {records.profile}, design {records.digest}",
-        commit=", ".join(filter(None, commits)) or "unknown",
-        runs=tuple(f"{r.arm} seed {r.seed}: {r.stages['train'].key}" for r in used if "train" in r.stages),
-    )
+    commits = dict.fromkeys(filter(None, (record.environment.get("git_commit", "") for record in used)))
+    about = f"study {records.study.name}, profile {records.profile}, design {records.digest}"
+    runs = "; ".join(f"{r.arm} seed {r.seed}: {r.stages['train'].key}" for r in used if "train" in r.stages)
+    return f"{about}, commit {', '.join(commits) or 'unknown'}", runs
 
 
-def save(figure: Figure, stem: Path, title: str, origin: Provenance) -> None:
+def save(figure: Figure, stem: Path, title: str, about: str, runs: str) -> None:
     """Write ``stem.svg``, ``.pdf`` and ``.png`` (200 dpi); equal figures give equal bytes."""
-    about, runs = f"{origin.subject}, commit {origin.commit}", "; ".join(origin.runs)
     svg: dict[str, str | None] = {"Title": title, "Description": about, "Source": runs or None}
     svg |= dict.fromkeys(("Date", "Creator", "Format", "Type"))
     pdf: dict[str, str | None] = {"Title": title, "Subject": about, "Keywords": runs}

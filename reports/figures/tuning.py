@@ -9,8 +9,7 @@ import pandas as pd
 from pipeline.run.metrics import METRICS
 from reports.figures.style import BLUE, INK, MUTED, SINGLE, Drawn, entry, legend, new_figure
 from reports.findings.findings import Findings
-from reports.records.load import StudyRecords
-from reports.records.searches import SearchResult
+from reports.records.load import SearchResult, StudyRecords
 from reports.text.say import say
 from reports.text.words import name, number
 from studies.definition.search import Tried, objectives

@@ -102,11 +102,25 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
 
 def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | None:
     """Return the judge's scores of the reference's samples on training prompts, judge points, and the prompt of each,
-    (N,); from the reward stage that most trials share. None where its tables are no longer in the store."""
-    stages = [entry for entry in records.upstream if entry["stage"] == "reward"]
-    if not stages:
+    (N,); None where the tables of the reward stages are no longer in the store.
+
+    Where each seed has its own reference, the scores of each are moved to their common mean: the arms' means are over
+    all of them.
+    """
+    places = [str(entry["path"]) for entry in records.upstream if entry["stage"] == "reward"]
+    found = [table for where in places if (table := _scores(records, where)) is not None]
+    tables = list({table["gold"].to_numpy().tobytes(): table for table in found}.values())  # arms can share samples
+    if not tables:
         return None
-    where = str(max(stages, key=lambda entry: int(entry["trials"]))["path"])
+    if len(tables) > 1:
+        centre = float(np.mean([table["gold"].mean() for table in tables]))
+        tables = [table.assign(gold=table["gold"] - table["gold"].mean() + centre) for table in tables]
+    whole = pd.concat(tables, ignore_index=True)
+    return whole["gold"].to_numpy(dtype=np.float64), pd.factorize(whole["prompt"])[0]
+
+
+def _scores(records: StudyRecords, where: str) -> pd.DataFrame | None:
+    """Prompt and gold of every sample that a reward stage scored; None where it is no longer in the store."""
     samples = _table(records, where, "reference_samples.parquet")
     if samples is None:
         return None
@@ -115,9 +129,8 @@ def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | 
         if "source" in samples.columns:
             pairs = pairs[~pairs["heldout"].astype(bool)]  # the held-out pairs are among the samples
         parts += [pairs[["prompt", key]].set_axis(["prompt", "gold"], axis=1) for key in ("gold_first", "gold_second")]
-    whole = pd.concat(parts, ignore_index=True)
-    known = np.isfinite(whole["gold"].to_numpy(dtype=np.float64))
-    return whole["gold"].to_numpy(dtype=np.float64)[known], pd.factorize(whole["prompt"])[0][known]
+    whole: pd.DataFrame = pd.concat(parts, ignore_index=True).dropna(subset="gold")
+    return whole
 
 
 def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:

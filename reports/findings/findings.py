@@ -9,13 +9,11 @@ from reports.findings import matched_kl, trajectories
 from reports.findings.crossings import Crossed, crossed
 from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import MatchedKL
-from reports.findings.pairs import Shared, maximized, parts, possible, shared, smallest_of
+from reports.findings.pairs import Shared, excess, maximized, parts, possible, shared, smallest_of
 from reports.findings.pairs import once as once
-from reports.findings.proxy import excess
 from reports.findings.recommendation import Recommendation, recommend
 from reports.findings.trajectories import ArmAlarm, ArmPeak, Paths, gold_peaks, healths
-from reports.records.load import StudyRecords
-from reports.records.searches import SearchResult, load_search
+from reports.records.load import SearchResult, StudyRecords, load_search
 from reports.statistics import power, two_level
 from reports.statistics.two_level import Estimate, Outcome
 from studies.claims.evaluations import RATES
@@ -54,7 +52,7 @@ class ArmResult:
     planned: int
     """Seeds that the design gives."""
     excess: Estimate | None
-    """Win rate by the proxy minus that by the judge, paired (`reports.findings.proxy`)."""
+    """Win rate by the proxy minus that by the judge, paired (`reports.findings.pairs`)."""
 
     @property
     def flags(self) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json, read_sealed
 from pipeline.run.lost import refuse_lost
 from pipeline.run.metrics import known
 from pipeline.run.store import file_in
@@ -31,7 +31,7 @@ from studies.claims.badges import Standing, standing
 from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
 from studies.definition.schema import Study, load_study
-from studies.definition.search import SEARCH, confirmation
+from studies.definition.search import SEARCH, Tried, confirmation, trial_of
 from studies.hints import command
 
 MISSING = "missing"
@@ -395,3 +395,42 @@ def _refuse_empty(folder: StudyFolder, rows: list[dict[str, Any]]) -> None:
             f"{folder.path / 'trials'}: all {len(recorded)} records were run with another configuration than the study"
             " gives now; run the study again, or restore its file and profile"
         )
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """All trials of a search, its front, and its confirmation."""
+
+    trials: tuple[Tried, ...]
+    pareto: tuple[int, ...]
+    """Numbers of the trials that no other one beats on all objectives."""
+    confirmed: dict[str, int]
+    """Arm of the confirmation -> number of the trial it repeats."""
+
+    @property
+    def metrics(self) -> list[str]:
+        """Metrics that some trial has, in the order of first appearance."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.values))
+
+    @property
+    def knobs(self) -> list[str]:
+        """Knobs that were searched."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.overrides))
+
+
+def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
+    """Read the search of a study; None where it has none or the file is of another search than the study gives now.
+
+    Raises `Damaged`.
+    """
+    if study.search is None or not folder.search_file.exists():
+        return None
+    with folder.naming_remedy():
+        content = read_sealed(folder.search_file)
+    if content["search"] != study.search.model_dump(mode="json"):
+        return None
+    return SearchResult(
+        trials=tuple(trial_of(entry) for entry in content["trials"]),
+        pareto=tuple(int(number) for number in content["pareto"]),
+        confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
+    )

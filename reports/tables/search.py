@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.run.metrics import METRICS
-from reports.records.searches import SearchResult
+from reports.records.load import SearchResult
 from reports.tables.table import Head, Table, TableCell, declared, words
 from reports.text.words import name, number, setting
 from studies.definition.search import Tried

@@ -10,7 +10,7 @@ from pipeline.run.metrics import METRICS
 from reports.findings.bound import choosing_arms
 from reports.findings.crossings import Crossed
 from reports.findings.findings import Claim, Effect, Findings, once
-from reports.findings.proxy import by_the_proxy_alone
+from reports.findings.pairs import by_the_proxy_alone
 from reports.records.load import StudyRecords
 from reports.statistics.coverage import coverage_with
 from reports.statistics.hierarchical import LONE

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.errors import Fault
 from pipeline.run.layout import Layout, StudyFolder, read_json
-from reports.findings.hypotheses import Judgement, Step, overall
+from reports.findings.hypotheses import Judgement, overall
 from reports.records.load import StudyRecords
 from reports.text.say import say
 from studies.claims.badges import Badge
@@ -67,11 +67,4 @@ def _judged(judgement: Judgement, badge: str) -> dict[str, Any]:
             judgement.p_holm,
             expression(judgement.deciding.weights) if len(judgement.steps) > 1 else "",
         ),
-        "steps": [_step(step) for step in judgement.steps],
     }
-
-
-def _step(step: Step) -> dict[str, Any]:
-    effect = step.estimate
-    numbers = {key: getattr(effect, key, None) for key in ("value", "low", "high", "seeds", "prompts")}
-    return {"contrast": expression(step.weights), **numbers, "p": step.p, "as_expected": step.holds}

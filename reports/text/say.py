@@ -13,8 +13,7 @@ import jinja2
 from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED
 from pipeline.rewards.learned_settings import FURTHER, is_judged
 from reports.findings.bound import LEAST_EFFECTIVE
-from reports.findings.pairs import SMALL_EFFECT, SMALLEST
-from reports.findings.proxy import LIKED
+from reports.findings.pairs import LIKED, SMALL_EFFECT, SMALLEST
 from reports.findings.recommendation import ONE_IN
 from reports.statistics.hierarchical import LONE, SCALE
 from reports.statistics.matched_kl import WIDEST

@@ -12,7 +12,7 @@ import pytest
 from helpers import republish, write_record
 
 from reports.findings.findings import Findings, analyse
-from reports.findings.proxy import by_the_proxy_alone
+from reports.findings.pairs import by_the_proxy_alone
 from reports.records.load import StudyRecords, load_records
 from reports.statistics import two_level
 from reports.tables.results import arm_table, decided_won

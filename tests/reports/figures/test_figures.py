@@ -17,8 +17,7 @@ from reports.figures.price import COSTS
 from reports.figures.registry import FIGURES, draw
 from reports.figures.style import INK, Drawn, arm_styles, house_style
 from reports.findings.findings import Findings, analyse
-from reports.records.load import StudyRecords, load_records
-from reports.records.searches import SearchResult
+from reports.records.load import SearchResult, StudyRecords, load_records
 from studies.definition.schema import FIGURES as FIGURE_NAMES
 from studies.definition.search import Tried
 

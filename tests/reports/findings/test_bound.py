@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 
+from reports.findings import bound
 from reports.findings.bound import LEAST_EFFECTIVE, best_win_rate, reference_scores, tilted
 from reports.records.load import StudyRecords
 
@@ -47,8 +51,8 @@ def test_win_rate_of_no_policy_passes_the_bound() -> None:
     assert kl[-1] > 20.0
     assert (np.diff(kl) > 0).all()
     for n in (2, 4, 16, 256, 10_000):
-        bound = float(np.interp(np.log(n) - (n - 1) / n, kl, rate))  # best of n
-        assert bound - 0.01 < n / (n + 1) <= bound + 1e-6
+        most = float(np.interp(np.log(n) - (n - 1) / n, kl, rate))  # best of n
+        assert most - 0.01 < n / (n + 1) <= most + 1e-6
     uniform = tilted(np.random.default_rng(3).random(200_000))
     shown = uniform.effective > 2000
     np.testing.assert_allclose(uniform.value[shown], np.interp(uniform.kl[shown], kl, rate), atol=0.004)
@@ -60,3 +64,18 @@ def test_scores_are_read_from_the_store_once_each(records: StudyRecords) -> None
     assert [len(part) for part in found] == [300 + 4000] * 2  # held-out pairs are among the samples
     assert len(set(found[1])) == 2000  # two answers to each prompt, and one more to the first 300
     assert found[0].mean() == pytest.approx(0.4, abs=0.05)
+
+
+def test_scores_of_several_references_are_moved_to_their_common_mean(
+    records: StudyRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = {
+        "a": pd.DataFrame({"prompt": ["p", "q"], "gold": [0.0, 2.0]}),
+        "b": pd.DataFrame({"prompt": ["p", "r"], "gold": [10.0, 14.0]}),
+    }
+    monkeypatch.setattr(bound, "_scores", lambda _, where: tables.get(where))
+    stages = tuple({"stage": "reward", "path": where} for where in ("a", "b", "a", "lost"))
+    found = reference_scores(replace(records, upstream=stages))
+    assert found is not None
+    assert found[0].tolist() == [5.5, 7.5, 4.5, 8.5]
+    assert found[1].tolist() == [0, 1, 0, 2], "answers to one prompt are one piece of evidence"

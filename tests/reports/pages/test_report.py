@@ -65,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write figures as SVG alone: the other formats are tested with the figures."""
 
-    def svg_only(figure: object, stem: Path, title: str, origin: object) -> None:
+    def svg_only(figure: object, stem: Path, *_: object) -> None:
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
 
     monkeypatch.setattr(style, "save", svg_only)

@@ -71,7 +71,7 @@ def test_the_end_is_the_mean_of_the_last_tenth() -> None:
 
 
 def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], monkeypatch: pytest.MonkeyPatch) -> None:
-    def svg_only(figure: object, stem: Path, title: str, origin: object) -> None:
+    def svg_only(figure: object, stem: Path, *_: object) -> None:
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
 
     monkeypatch.setattr(style, "save", svg_only)

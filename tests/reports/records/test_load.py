@@ -15,8 +15,7 @@ from helpers import republish, write_record, write_sealed
 
 from pipeline.errors import Damaged, Lost, UserError
 from pipeline.run.layout import Layout, StudyFolder
-from reports.records.load import StudyRecords, find_study, load_records
-from reports.records.searches import load_search
+from reports.records.load import StudyRecords, find_study, load_records, load_search
 from studies.definition.schema import load_study
 
 if TYPE_CHECKING:

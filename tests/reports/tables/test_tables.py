@@ -11,8 +11,7 @@ import pytest
 
 from reports.findings.findings import Findings, analyse
 from reports.findings.pairs import shared
-from reports.records.load import StudyRecords
-from reports.records.searches import SearchResult
+from reports.records.load import SearchResult, StudyRecords
 from reports.statistics.power import detectable
 from reports.tables.judge import KINDS, judge_table, judges
 from reports.tables.results import all_tables

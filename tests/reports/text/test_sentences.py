@@ -13,8 +13,7 @@ import pytest
 from reports.findings.findings import Findings, analyse
 from reports.findings.matched_kl import Left, MatchedKL
 from reports.findings.recommendation import Recommendation
-from reports.records.load import StudyRecords, load_records
-from reports.records.searches import SearchResult
+from reports.records.load import SearchResult, StudyRecords, load_records
 from reports.statistics.coverage import coverage_with
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
