@@ -13,7 +13,6 @@ from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.mathematics.replay import starts
-from pipeline.run.metrics_log import merged
 from pipeline.training.replay import Replays, chosen_rows, replay, replay_metrics
 from pipeline.training.trainer import Trainer
 
@@ -76,17 +75,6 @@ def test_a_critics_teacher_discounts_as_the_critic_does(tmp_path: Path) -> None:
     left = rollout.episodes.lengths.unsqueeze(1) - 1 - torch.arange(mask.shape[1])
     assert rollout.returns is not None
     torch.testing.assert_close(rollout.returns[known], (score.unsqueeze(1) * 0.5**left)[known], atol=1e-5, rtol=0)
-
-
-def test_replayed_tokens_are_charged_and_the_series_are_there(tmp_path: Path) -> None:
-    one = trainer(tmp_path, **VINE)
-    outcome = one.run()
-    series = merged(tmp_path / "metrics.jsonl")
-    replayed = [values["replay/tokens"] for values in series.values() if "replay/tokens" in values]
-    lengths = [values["objective/length"] * 8 for values in series.values() if "objective/length" in values]
-    assert len(replayed) == outcome.updates
-    assert outcome.tokens == pytest.approx(sum(replayed) + sum(lengths))
-    assert not any(name.startswith("value/") or name.startswith("replay/critic") for v in series.values() for name in v)
 
 
 def test_a_share_of_the_episodes_teaches_the_critic_the_others_keep_their_returns(tmp_path: Path) -> None:

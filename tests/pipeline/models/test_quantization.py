@@ -3,7 +3,6 @@ reference of a policy in NF4 is the same NF4 network in training and in evaluati
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -72,21 +71,6 @@ def test_a_product_is_that_of_the_full_weight_forward_and_backward(kind: type[Qu
         half = layer(x)
         assert half.dtype == torch.bfloat16
         torch.testing.assert_close(half, plain(x))
-
-
-@pytest.mark.parametrize("how", ["8bit", "4bit"])
-@pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])
-def test_only_the_maps_of_the_blocks_are_rounded(architecture: str, how: Any) -> None:
-    plain = network(architecture)
-    held = quantize(copy.deepcopy(plain), how, KEY)
-    maps = [name for name, module in held.named_modules() if isinstance(module, QuantizedLinear)]
-    assert len(maps) == (4 if architecture == "gpt2" else 7) * 3
-    rounded = {f"{name}.weight" for name in maps}
-    before = plain.state_dict()
-    assert all(torch.equal(held.state_dict()[name], before[name]) for name in before.keys() - rounded)
-    assert not any(parameter.requires_grad for parameter in held.parameters())
-    apart = float((say(held) - say(plain)).abs().max())
-    assert 1e-4 < apart < (0.1 if how == "8bit" else 1.0)
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "gpt2"])

@@ -16,33 +16,16 @@ from pipeline.models.packing import ARCHITECTURES
 from pipeline.models.policy import response_hidden
 from pipeline.models.soundness import check_network, check_repeats
 
-PADDED = (
-    "bloom",
-    "biogpt",
-    "ctrl",
-    "gpt_bigcode",
-    "helium",
-    "mixtral",
-    "mpt",
-    "nemotron",
-    "olmo",
-    "openai-gpt",
-    "opt",
-    "persimmon",
-)
+PADDED = ("bloom", "mixtral", "opt", "openai-gpt")
 CHANGED: dict[str, dict[str, Any]] = {
     "granite": {"logits_scaling": 8.0},
-    "granitemoe": {"logits_scaling": 8.0},
     "cohere": {"logit_scale": 0.0625},
-    "cohere2": {"logit_scale": 0.0625},
     "gemma2": {"final_logit_softcapping": 30.0},
 }
 """Architectures that change what comes out of their head, and by what."""
 RANDOM: dict[str, dict[str, float]] = {
     "starcoder2": {"attention_dropout": 0.5, "residual_dropout": 0.5, "embedding_dropout": 0.5},
     "opt": {"dropout": 0.5, "attention_dropout": 0.5, "layerdrop": 0.5},
-    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5},
-    "bloom": {"hidden_dropout": 0.5, "attention_dropout": 0.5},
     "mixtral": {"router_jitter_noise": 0.5, "attention_dropout": 0.5},
 }
 """Architectures that are random in training mode: by modules, by functions, by dropped layers, by noise on a router."""
