@@ -14,7 +14,7 @@ from reports.records.load import StudyRecords
 from reports.statistics.two_level import Estimate
 
 MOST = 12
-"""Lines that can be told apart in one panel, and panels or rows in one figure."""
+"""Lines that can be distinguished in one panel, and panels or rows in one figure."""
 EITHER_END = 4
 
 

@@ -66,12 +66,14 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     figure.supylabel("reward [std of reference samples]", fontsize=8)
     looks = (("proxy (trained on)", INK, _PROXY_DASHES), ("gold (judge)", INK, "-"), ("alarm", ALARM, _ALARM_DASHES))
     legend(figure, [entry(*look) for look in looks])
-    told = [alarms[arm] for arm in known if arm in alarms]
+    raised = [alarms[arm] for arm in known if arm in alarms]
     numbers = [len(known[arm]) for arm in arms]
     caption = say(
-        "figures", "overoptimisation", numbers, arms, kl_source(records), centre, spread, told, len(known), EITHER_END
+        "figures", "overoptimisation", numbers, arms, kl_source(records), centre, spread, raised, len(known), EITHER_END
     )
-    alt = f"Proxy and gold reward against the KL, a panel per arm. Over-optimisation: {say('figures', 'raised', told)}."
+    alt = (
+        f"Proxy and gold reward against the KL, a panel per arm. Over-optimisation: {say('figures', 'raised', raised)}."
+    )
     return Drawn(figure, pd.concat(data, ignore_index=True), "Proxy against gold", caption, alt, wide=columns == 3)
 
 

@@ -50,7 +50,7 @@ class Contrast:
 
     @property
     def differs(self) -> bool:
-        """Whether it is told apart from 0: the corrected p is below alpha and the interval excludes 0."""
+        """Whether it is distinguishable from 0: the corrected p is below alpha and the interval excludes 0."""
         small = self.p_holm is not None and self.p_holm < two_level.ALPHA
         return small and self.estimate is not None and self.estimate.excludes_zero
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.run.layout import SAFE_NAME
 from pipeline.run.metrics import METRICS
 from reports.findings.findings import ArmResult, Findings
 from reports.pages.page import rendered, replace_folder, write_text
@@ -100,8 +98,7 @@ def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]
         write_text(new / "index.html", rendered("compare.html.j2", values))
         write_text(new / "index.md", rendered("compare.md.j2", values))
 
-    names = "+".join(f"{compared.records.study.name}-{compared.records.profile}" for compared in studies)
-    folder = root / (names if SAFE_NAME.fullmatch(names) else hashlib.sha256(names.encode()).hexdigest()[:16])
+    folder = root / "+".join(f"{compared.records.study.name}-{compared.records.profile}" for compared in studies)
     replace_folder(folder, build)
     metrics = {WIN_RATE, "eval/kl_per_token", *(s.records.study.objective.metric for s in studies)}
     wanted = {"study", "arm", "n", "against its baseline", *map(name, metrics)}

@@ -35,7 +35,7 @@ def render_report(folder: StudyFolder, study: Study, *, without_missing: bool = 
 
     `without_missing`: see `reports.records.load.load_records`.
 
-    Everything is made in a folder beside, which then takes the old one's place: a render that is interrupted
+    Everything is made in a new folder, which then takes the place of the old one: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run or the folder cannot be written,
     `Damaged` for a file that is not what was written, and `Lost` where results are no longer on disk.
     """
@@ -137,8 +137,7 @@ def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
     """Key, value in the baseline, and the arms' values where they differ, an algorithm's own settings included."""
     cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
     if not isinstance(cell, Cell):
-        own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
-        return _stated(records, own)
+        return []  # run by another program
     same_seed = [other for other in records.plan if isinstance(other, Cell) and other.seed == cell.seed]
     values = {other.arm: _values(other) for other in same_seed}
     rows = []
@@ -152,17 +151,6 @@ def _values(cell: Cell) -> dict[str, Any]:
     """The settings of a trial that act, but for its seed."""
     acting = dict(flatten(content_of(cell.config, cell.config)))
     return {key: value for key, value in acting.items() if key not in ("profile", "train.seed", "runtime.code")}
-
-
-def _stated(records: StudyRecords, own: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
-    """The same for trials whose configuration is not ours: what the study's file says of the arms, and how their logs
-    were read."""
-    rows = []
-    for key in dict.fromkeys(key for said in own.values() for key in said):
-        others = [f"{arm}: {said[key]}" for arm, said in own.items() if key in said and arm != records.study.baseline]
-        rows.append((key, str(own[records.study.baseline].get(key, "–")), ", ".join(others)))
-    read = dict(pair for record in records.records.values() for pair in flatten(record.config.get("mapping", {})))
-    return rows + [(f"mapping.{key}", str(value), "how the logs were read") for key, value in read.items()]
 
 
 def _description(key: str) -> str:

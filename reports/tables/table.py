@@ -37,7 +37,7 @@ class TableCell:
     """`good`, `bad` or none: a hint that never carries meaning alone."""
 
     @property
-    def beside(self) -> str:
+    def inline(self) -> str:
         """The smaller line where there is no second line: an interval has its brackets already."""
         return self.detail if not self.detail or self.detail.startswith("[") else f"({self.detail})"
 
@@ -138,7 +138,7 @@ def markdown(table: Table) -> str:
 def plain(table: Table) -> str:
     """Return aligned columns for a terminal; details stand behind the main text."""
     lines = [[head.title for head in table.heads]]
-    lines += [[f"{cell.text} {cell.beside}".strip() for cell in row] for row in table.rows]
+    lines += [[f"{cell.text} {cell.inline}".strip() for cell in row] for row in table.rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
@@ -154,7 +154,7 @@ def latex(table: Table) -> str:
 
 
 def _escaped(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
-    return [[f"{escape(cell.text)} {escape(cell.beside)}".strip() for cell in row] for row in table.rows]
+    return [[f"{escape(cell.text)} {escape(cell.inline)}".strip() for cell in row] for row in table.rows]
 
 
 def _md(text: str) -> str:

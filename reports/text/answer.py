@@ -155,7 +155,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     kinds = sorted({_machine(record.environment) for record in records.records.values()} - {""})
     alone = by_the_proxy_alone(findings.arms)
     turned = [one for one in findings.alarms if one.alarms and one.arm in {result.arm for result in alone}]
-    said = [
+    caveats = [
         *records.notes,
         say("caveats", "incomplete", counts),
         say("caveats", "diverged", ended["diverged"]),
@@ -170,7 +170,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         _without_zero(effects),
         _sensitivity(metric, effects, findings),
     ]
-    return list(filter(None, said))
+    return list(filter(None, caveats))
 
 
 def _machine(environment: Mapping[str, str]) -> str:

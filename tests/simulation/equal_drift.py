@@ -7,7 +7,7 @@ shared by all arms of a seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -66,8 +66,8 @@ def designs() -> list[Design]:
 
 def simulate(design: Design, replicates: int) -> DriftCoverage:
     """The comparison of the reports on so many studies of one design."""
-    options: tuple[Sequence[object], ...] = (list(METHODS), list(LAWS), SCATTERS, SEEDS)
-    places = [values.index(one) for values, one in zip(options, design, strict=True)]
+    method, law, scatter, seeds = design
+    places = [list(METHODS).index(method), list(LAWS).index(law), SCATTERS.index(scatter), SEEDS.index(seeds)]
     rng = np.random.default_rng([20_260_102, *places])
     found = [estimate for _ in range(replicates) if (estimate := _study(rng, design)) is not None]
     values, sizes, covered, called = map(np.array, zip(*found, strict=True))

@@ -1,4 +1,4 @@
-"""Figures: what they show of the findings, that arms can be told apart, and that equal records give equal files."""
+"""Figures: what they show of the findings, that arms can be distinguished, and that equal records give equal files."""
 
 from __future__ import annotations
 

@@ -67,6 +67,6 @@ def test_some_trials_are_left_out_only_where_that_is_asked_for(built: Built) -> 
     assert not built.folder.report.exists()
     assert call(built, "report", "--without-missing").exit_code == 0
     assert "train/metrics.parquet is no longer in the store" in (built.folder.report / "index.html").read_text("utf-8")
-    told = call(built, "falsify", "--without-missing")
-    assert told.exit_code == EXIT_CODES["NOT TESTED"]
-    assert "3 SURVIVED, 1 NOT TESTED" in told.stdout
+    judged = call(built, "falsify", "--without-missing")
+    assert judged.exit_code == EXIT_CODES["NOT TESTED"]
+    assert "3 SURVIVED, 1 NOT TESTED" in judged.stdout

@@ -152,7 +152,7 @@ def test_the_terminal_shows_the_intervals_of_the_page(
     out = Console(file=io.StringIO(), width=200)
     intervals = json.loads(files["claims.json"])["arms"]
     plan = [cell for cell in records.plan if isinstance(cell, Cell)]
-    print_study(out, built.study, plan, list(records.records.values()), None, intervals)
+    print_study(out, built.study, plan, list(records.records.values()), intervals)
     shown = {line.split()[0]: line for line in out.file.getvalue().splitlines() if line.strip()}  # type: ignore[attr-defined]
     for result in findings.arms:
         for key in ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token"):
@@ -162,7 +162,6 @@ def test_the_terminal_shows_the_intervals_of_the_page(
 
 
 ONE = {"beta_0.05": 0.05}
-ARMS = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
 
 
 @pytest.mark.usefixtures("quick")
@@ -170,7 +169,6 @@ ARMS = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
     ("shape", "says"),
     [
         ({"arms": ONE, "seeds": (0,)}, "1 seed × 6 prompts"),
-        ({"seeds": (0,), "diverged": tuple((arm, 0) for arm in ARMS)}, "4 diverged"),
         ({"seeds": (0, 1), "prompts": 0}, "No trial has been evaluated"),
         ({"seeds": (0, 1), "prompts": 1}, "undecided"),
     ],

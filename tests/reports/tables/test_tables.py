@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from reports.findings.findings import Findings, analyse
+from reports.findings.findings import Findings
 from reports.findings.pairs import shared
 from reports.records.load import SearchResult, StudyRecords
 from reports.statistics.power import detectable
@@ -101,20 +101,6 @@ def test_statuses_and_alarms(tables: dict[str, Table]) -> None:
     assert row(tables["alarms"], "beta_0")[1] == "3 of 3"
     assert row(tables["alarms"], "beta_0.05")[1:] == ["0 of 3", "–", "–", "–"]
     assert (len(tables["alarms"].frame), tables["matched_kl"].rows) == (3, ())
-
-
-def test_equal_drift_names_neighbours_and_reasons(strengths: StudyRecords) -> None:
-    found = analyse(strengths)
-    table = next(one for one in all_tables(strengths, found) if one.name == "matched_kl")
-    gold = {cells[0].text: cells for cells in table.rows if cells[1].text == "gold reward"}
-    assert list(gold) == ["tight", "tighter", "loose"]
-    assert (gold["tight"][3].detail, gold["tight"][7].text) == ("beta_0.05 and beta_0.035", "3 × 200")
-    assert (gold["loose"][-1].text, gold["loose"][6].text) == ("not compared", "–")
-    tight = next(one for one in found.matched if (one.arm, one.metric) == ("tight", "eval/gold"))
-    assert tight.difference is not None
-    frame = table.frame[table.frame["metric"] == "eval/gold"].set_index("arm")
-    assert frame.loc["tight", "difference_low"] == tight.difference.low
-    assert "3 of 3 seeds" in frame.loc["loose", "not_compared"]
 
 
 def test_trials_of_a_search() -> None:

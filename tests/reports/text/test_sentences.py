@@ -159,13 +159,13 @@ def test_undecided_comes_with_the_difference_that_could_have_been_missed(
     assert first.estimate
     beside = replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
     odd = replace(first, estimate=beside, p_holm=0.0712, outcome="undecided", p_equivalence=None)
-    for effect, told in (
+    for effect, warned in (
         (odd, 1),
         (replace(odd, outcome="worse"), 0),
         (replace(odd, estimate=replace(beside, high=0.1)), 0),
     ):
         others = tuple(one for one in findings.effects if one is not first)
-        assert len(caveats(records, replace(findings, effects=(effect, *others)), "(p 0.071)")) == told
+        assert len(caveats(records, replace(findings, effects=(effect, *others)), "(p 0.071)")) == warned
 
 
 FORM = "  - {{name: form, claim: it holds, {}}}\n"
