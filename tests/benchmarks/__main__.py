@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks.contender import CONTENDERS, NEWER_TRL
 from benchmarks.report import show
-from benchmarks.sizes import SAMPLER
 
 from pipeline.models.cpu import HUGE_PAGES
 
@@ -39,7 +38,7 @@ def main() -> None:
     start_up = _start_up()
     show(runs, start_up)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = ("device", "precision", "threads", "sampler", "small_pages", "rounds")
+    kept = ("device", "precision", "threads", "rounds")
     settings = {name: getattr(options, name) for name in kept}
     options.out.write_text(json.dumps({**settings, "start_up_s": start_up, "runs": runs}, indent=1))
     print(f"\n{options.out}")
@@ -54,10 +53,6 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="no", choices=["no", "fp16", "bf16"], help="of autocast, on a GPU")
-    parser.add_argument(
-        "--sampler", default="auto", choices=["auto", "eager", "static"], help="of our rollouts (runtime.sampler)"
-    )
-    parser.add_argument("--small-pages", action="store_true", help="ours as on a machine that has no huge pages")
     parser.add_argument("--contender", nargs="+", choices=CONTENDERS)
     parser.add_argument(
         "--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {' and '.join(NEWER_TRL)}; {HOW}"
@@ -83,9 +78,8 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
         "PYTHONPATH": paths,
         "OMP_NUM_THREADS": str(options.threads),
         "TOKENIZERS_PARALLELISM": "false",
-        SAMPLER: options.sampler,
     }
-    if name.startswith("ours") and not options.small_pages:
+    if name.startswith("ours"):
         environment |= HUGE_PAGES  # as the processes of our trials have them
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"

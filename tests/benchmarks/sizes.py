@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,8 +17,6 @@ from pipeline.models.seeding import stream
 
 PAD, EOS = 0, 1
 CRITICS = ("shared", "separate")
-SAMPLER = "BENCH_SAMPLER"
-"""Environment variable: who samples our rollouts, as in ``runtime.sampler``."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Size:
             "train.steps": (self.measured + 2) * 16, "train.batch_size": self.batch, "train.num_mini_batches": 4,
             "train.num_epochs": 4, "train.response_length": self.response, "train.missing_eos": "none",
             "runtime.micro_batch_size": self.batch // 4, "runtime.rollout_batch_size": self.batch,
-            "runtime.checkpoint_updates": 10**6, "runtime.sampler": os.environ.get(SAMPLER, "auto"),
+            "runtime.checkpoint_updates": 10**6,
         }  # fmt: skip
         return load_config("tiny", {**changes, "critic.kind" if kind in CRITICS else "algorithm": kind})
 
