@@ -101,7 +101,7 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
         unit = METRICS[key].unit.removesuffix(" samples").removeprefix("1")  # of a reward, std of reference
         axes.set_ylabel(unit, fontsize=7)
         axes.ticklabel_format(axis="y", scilimits=(-3, 4))
-        axes.yaxis.get_offset_text().set_fontsize(6.5)
+        axes.yaxis.get_offset_text().set(fontsize=6.5, x=1.0, ha="right")  # the title stands on the left
         axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_locator(MaxNLocator(3, integer=True, steps=[1, 2, 5, 10]))
         axes.tick_params(labelsize=6.5)

@@ -102,7 +102,7 @@ def square_root(axis: Axis, most: float, *, compact: bool = False) -> None:
     axis.axes.set_xscale("function", functions=(lambda x: np.sqrt(np.maximum(x, 0.0)), np.square))
     top = max(most, 1e-6) * 1.12
     axis.axes.set_xlim(0, top)
-    axis.set_major_locator(MaxNLocator(3 if compact else 5, steps=[1, 2, 5, 10]))
+    axis.set_major_locator(MaxNLocator(5 if compact else 6, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
