@@ -15,10 +15,7 @@ from reports.records.load import STATUSES, StudyRecords
 from reports.tables.claims import claims_table
 from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table, peaks_table
-from reports.tables.judge import judge_table, judges
-from reports.tables.runs import cost_table, trial_table, upstream_table
-from reports.tables.search import tuning_table
-from reports.tables.symptoms import health_table
+from reports.tables.runs import cost_table, health_table, judge_table, judges, trial_table, tuning_table, upstream_table
 from reports.tables.table import (
     TONES,
     Head,

@@ -1,14 +1,20 @@
-"""Tables of the trials: their cost, their ends, and the stages they share."""
+"""Tables of the trials: cost, ends, health, the stages they share, errors of the judge, and the search."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from reports.records.load import StudyRecords
-from reports.tables.table import Head, Table, TableCell, declared, words
-from reports.text.words import number
+from pipeline.run.metrics import METRICS
+from pipeline.run.symptoms import in_percent
+from reports.records.load import SearchResult, StudyRecords
+from reports.tables.table import DASH, Head, Table, TableCell, declared, words
+from reports.text.phrases import health_sentence
+from reports.text.words import name, number, setting
+from studies.claims.symptoms import ArmHealth
+from studies.definition.search import Tried
 
 COSTS = {
     "steps": Head("steps", "gradient steps"),
@@ -105,3 +111,128 @@ def upstream_table(records: StudyRecords) -> Table:
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else number(value)
+
+
+_NAMES = (
+    "arm", "seed", "series", "side", "bound", "outside", "records", "share", "late", "first_step", "cause", "knob",
+)  # fmt: skip
+
+
+def health_table(arms: Sequence[ArmHealth]) -> Table:
+    """Show every arm: its unhealthy trials, and the series that was outside its band for the largest share of a
+    trial."""
+    data = [
+        (one.arm, seed, s.key, s.side, s.bound, s.outside, s.n, s.share, s.late, s.first, s.cause, s.knob)
+        for one in arms
+        for seed, found in one.unhealthy.items()
+        for s in found
+    ]
+
+    def count(one: ArmHealth) -> TableCell:
+        return TableCell(f"{one.ill} of {one.judged}", f"{len(one.diverged)} diverged" if one.diverged else "")
+
+    def worst(one: ArmHealth) -> TableCell:
+        return (
+            TableCell(one.worst[1].condition, f"also {', '.join(one.others)}" if one.others else "")
+            if one.worst
+            else TableCell("none")
+        )
+
+    def share(one: ArmHealth) -> TableCell:
+        if one.worst is None:
+            return DASH
+        seed, symptom = one.worst
+        return TableCell(f"{in_percent(symptom.share)} %", f"{symptom.outside:,} of {symptom.span}, seed {seed}")
+
+    shape = (
+        (words("arm"), lambda one: one.arm),
+        (Head("unhealthy", "trials"), count),
+        (words("outside its band"), worst),
+        (Head("share", "of the records"), share),
+        (Head("first at", "gradient step"), lambda one: f"{one.worst[1].first:,}" if one.worst else DASH),
+        (words("likely cause"), lambda one: one.worst[1].cause if one.worst else DASH),
+        (words("setting to change"), lambda one: (one.worst[1].knob or DASH) if one.worst else DASH),
+    )
+    rows = [dict(zip(_NAMES, row, strict=True)) for row in data]
+    note = {"sentence": health_sentence(arms), "unhealthy": any(one.unhealthy for one in arms)}
+    return declared("health", "Health of the trials", arms, shape, rows, list(_NAMES), **note)
+
+
+KINDS = {
+    "real": "real texts",
+    "shuffled": "their words shuffled",
+    "praise": "words of praise instead",
+    "strewn": "every third word replaced by praise",
+    "repeated": "a few words repeated",
+    "spliced": "pieces of training texts with praise",
+}
+
+
+def judges(records: StudyRecords) -> list[dict[str, Any]]:
+    """The judges of these trials that were measured, each once; empty where none has a guard."""
+    measured = [one for one in records.upstream if one["stage"] == "judge" and "length" in one["summary"]]
+    return list({repr(sorted(one["summary"].items())): one for one in measured}.values())
+
+
+def judge_table(records: StudyRecords) -> Table:
+    """Show a row per kind of text and judge."""
+    found = judges(records)
+    rows = [
+        (one["summary"], kind, text) for one in found for kind, text in KINDS.items() if f"{kind}/n" in one["summary"]
+    ]
+
+    def called(row: tuple[Mapping[str, float], str, str]) -> str:
+        summary, _, text = row
+        return text + (f" (of at most {summary['length']:,.0f} tokens)" if len(found) > 1 else "")
+
+    shape = (
+        (words("texts"), called),
+        (Head("n", "texts"), lambda row: f"{row[0][f'{row[1]}/n']:,.0f}"),
+        (Head("with a fault", "%"), lambda row: _percent(row[0], f"{row[1]}/faulty")),
+        (Head("wins against the real text", "%"), lambda row: _percent(row[0], f"{row[1]}/wins")),
+        (Head("without the guard", "%"), lambda row: _percent(row[0], f"{row[1]}/wins_lexicon")),
+    )
+    data = [{"key": one["key"], **one["summary"]} for one in found]
+    return declared("judge", "How often the judge errs", rows, shape, data, judges=[one["summary"] for one in found])
+
+
+def _percent(summary: Mapping[str, float], key: str) -> TableCell:
+    """A share with its interval; a dash where there is none."""
+    if key not in summary:
+        return TableCell("–")
+    share, low, high = (100 * summary[name] for name in (key, f"{key}_low", f"{key}_high"))
+    return TableCell(f"{share:.1f}", f"[{low:.1f}, {high:.1f}]")
+
+
+def tuning_table(search: SearchResult) -> Table:
+    """Show every trial of the search."""
+    arms = {number: arm for arm, number in search.confirmed.items()}
+    data = [
+        {"number": trial.number, "arm": trial.arm, "status": trial.status, "steps": trial.steps}
+        | {"feasible": trial.feasible, "pareto": trial.number in search.pareto, "confirmed_as": arms.get(trial.number)}
+        | {f"knob/{key}": trial.overrides.get(key) for key in search.knobs}
+        | {key: trial.values.get(key) for key in search.metrics}
+        for trial in search.trials
+    ]
+
+    def knob(trial: Tried, key: str) -> str:
+        return setting(trial.overrides[key]) if key in trial.overrides else "–"
+
+    def kept(trial: Tried) -> TableCell:
+        return TableCell("kept") if trial.feasible else TableCell("broken", tone="bad")
+
+    units = {key: METRICS[key].unit.removeprefix("1") if key in METRICS else "" for key in search.metrics}
+    shape = (
+        (Head("trial"), lambda one: str(one.number)),
+        *[(Head(key), lambda one, key=key: knob(one, key)) for key in search.knobs],
+        (words("status"), lambda one: one.status),
+        (Head("steps", "gradient steps"), lambda one: f"{one.steps:,}"),
+        *[
+            (Head(name(key), unit), lambda one, key=key: number(one.values.get(key), key))
+            for key, unit in units.items()
+        ],
+        (words("constraints"), kept),
+        (words("front"), lambda one: "on it" if one.number in search.pareto else "–"),
+        (words("confirmed as"), lambda one: arms.get(one.number, "–")),
+    )
+    return declared("tuning", "Trials of the search", search.trials, shape, data, trials=len(search.trials))

@@ -11,7 +11,7 @@ from reports.findings.findings import Findings
 from reports.findings.trajectories import alarms, aligned, gold_peaks, healths, paths
 from reports.records.load import StudyRecords
 from reports.tables.drift import peaks_table
-from reports.tables.symptoms import health_table
+from reports.tables.runs import health_table
 from studies.claims.symptoms import by_arm, health_of
 
 KL = "objective/kl_per_token"

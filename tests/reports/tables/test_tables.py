@@ -13,9 +13,8 @@ from reports.findings.findings import Findings
 from reports.findings.pairs import shared
 from reports.records.load import SearchResult, StudyRecords
 from reports.statistics.power import detectable
-from reports.tables.judge import KINDS, judge_table, judges
 from reports.tables.results import all_tables
-from reports.tables.search import tuning_table
+from reports.tables.runs import KINDS, judge_table, judges, tuning_table
 from reports.tables.table import Head, Table, TableCell, latex, markdown
 from studies.definition.search import Tried
 
