@@ -15,11 +15,10 @@ from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.evaluation.heldout import answers, heldout_prompts, shares
 from pipeline.intervals import grouped
-from pipeline.models import sampling as sampler
 from pipeline.models.loading import load_snapshot
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, log_probs, response_hidden, to_grid
-from pipeline.models.sampling import inverse_cdf
+from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.run.layout import Layout
 from pipeline.training.new_actor import load_reference
 from pipeline.trial import run_trial
@@ -38,11 +37,9 @@ class Numbers:
         return [" ".join(map(str, row)) for row in rows]
 
 
-def sample_one(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, noise: torch.Tensor, *, temperature: float, **_: Any
-) -> Episodes:
-    """A response is one token of the distribution ``model[0]``, which holds log-probabilities."""
-    token = inverse_cdf((model[0] / temperature).expand(len(ids), -1), noise[:, 0]).unsqueeze(1)
+def sample_one(sampler: Any, ids: torch.Tensor, mask: torch.Tensor, noise: torch.Tensor) -> Episodes:
+    """A response is one token of the distribution ``lm[0]``, which holds log-probabilities."""
+    token = inverse_cdf((sampler.lm[0] / sampler.temperature).expand(len(ids), -1), noise[:, 0]).unsqueeze(1)
     return Episodes(
         torch.cat([ids, token], 1),
         mask,
@@ -55,7 +52,7 @@ def sample_one(
 def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Scores of sampled answers, `model` being a distribution over words and a word's score its number; each
     (prompts,)."""
-    monkeypatch.setattr(sampler, "sample", sample_one)
+    monkeypatch.setattr(EagerSampler, "sample", sample_one)
     data = PromptSet(
         Numbers(), ["0"] * PROMPTS, torch.zeros(PROMPTS, 1, dtype=torch.long), torch.ones(PROMPTS, 1, dtype=torch.bool)
     )
