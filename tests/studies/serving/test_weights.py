@@ -89,6 +89,8 @@ def test_the_newest_checkpoint_holds_the_policy_and_then_the_end_does(tmp_path: 
     revision, policy = loaded(trial)
     assert (str(revision), revision.state) == ("k@4", "budget")
     assert equal(policy, network(3))
+    built = trial._store.build("train", "x", {}, lambda out: {"trains": trial.trains()}, resumable=False)
+    assert (built.meta["trains"], trial.trains()) == (True, False)
     weights = final / "policy" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
     with pytest.raises(Damaged):
