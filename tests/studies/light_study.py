@@ -26,9 +26,8 @@ PYTHONPATH = os.pathsep.join([str(ROOT), str(Path(__file__).parent), str(Path(__
 COMMAND = """
 import sys
 from pathlib import Path
-from typing import Any
 from rich.console import Console
-from pipeline.run.layout import Layout, TrialRecord
+from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
 from studies.execution import hand
 from studies.execution import study as running

@@ -63,7 +63,6 @@ def test_a_verdict_follows_its_definition(series: Series, aggregation: Any, op: 
         ([(0, 0.0)], 99, "NOT TESTED"),
         ([(0, 0.25)], 100, "SURVIVED"),
         ([(16, 0.26)], 17, "FALSIFIED"),
-        ([(0, math.inf)], 0, "FALSIFIED"),
     ],
 )
 def test_edges(series: Series, steps: int, outcome: str) -> None:

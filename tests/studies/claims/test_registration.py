@@ -75,10 +75,6 @@ def test_a_change_is_visible_before_and_after_the_next_start(write_study: Write,
             go(write_study(HIGHER), layout)
         assert said(write_study(HIGHER), layout) == (EARLY, EARLY, amended)
     assert [line.ended for line in read_chain(folder_of(layout))] == [0, 4]
-    more = write_study(HIGHER.replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
-    go(more, layout)
-    seeds = "seeds 0, 1 -> 0, 1, 2"
-    assert said(more, layout)[1:] == (f"amended after 4 trials: {seeds}", f"{amended}; {seeds}")
     assert said(write_study(TEXT), layout)[2] == EARLY
 
 

@@ -75,7 +75,6 @@ def test_a_mean_is_decided_by_half_of_the_records_of_either_trial(
 @pytest.mark.parametrize(
     ("own", "base", "relative", "counts"),
     [
-        ({}, {0: 1.0}, None, (0, 1)),
         ({0: 1.0, 16: 1.0}, {8: 1.0, 24: 1.0}, None, (2, 2)),
         ({0: 1.0, 16: 1.0}, {0: 0.0, 16: -2.0}, "ratio", (2, 2)),
         ({0: math.inf}, {0: math.inf}, None, (1, 1)),

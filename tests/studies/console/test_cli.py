@@ -55,9 +55,7 @@ def test_hints_are_commands_that_work_here(tmp_path: Path, monkeypatch: pytest.M
     [
         (["falsify"], "Missing argument"),
         (["study", "kl_ablaton"], "ablate: no study 'kl_ablaton'; did you mean 'kl_ablation'?"),
-        (["plan", "kl_ablation", "--set", "ppo.klcoef=1"], "did you mean 'kl.beta'?"),
         (["study", "kl_ablation", "--executor", "proceses"], "did you mean 'processes'?"),
-        (["run", "--set", "[bold]"], "--set '[bold]': write it as section.key=value"),
         (["sync", "kl_ablation"], "has no finished trial to send"),
     ],
 )

@@ -51,7 +51,6 @@ def plan_of(write_study: Write, line: str, weak: str = "kl.beta: 0.01", strong: 
         ("metric: objective/kl, before_step: 65, aggregation: mean", {}, "cannot be tested: it covers the first 65"),
         ("metric: objective/kl, before_step: 64, aggregation: {consecutive: 4}", {}, ""),
         ("metric: objective/kl, before_step: 64, aggregation: {consecutive: 5}", {}, "5 records ... at most 4"),
-        ("metric: objective/gold/other, before_step: 64", {}, "only with judge.also.other"),
         ("metric: policy/kl_hinge, before_step: 64", {"strong": "kl.hinge: 0.2"}, "tested on weak: ... kl.hinge"),
         (f"{SERIES}, relative_to: baseline", {"weak": "algorithm: best_of_n"}, "baseline weak records ... only with"),
         (f"{SERIES}, relative_to: baseline", {"weak": "train.steps: 16"}, "cannot survive: ... train.steps is 16"),

@@ -102,7 +102,6 @@ def test_only_arms_of_a_claim_that_stops_are_stopped(write_study: Write) -> None
         (STUDY, {"optimiser.lrr": 1}, "did you mean 'optimiser.lr'"),
         (STUDY, {"kl.adaptive.target": 3}, "--set: kl.adaptive.target = 3.0 has no effect while kl.control is fixed"),
         (STUDY.replace("beta: 0.2", "beta: 0.2, kl.control: adaptive"), {"kl.adaptive.target": 3}, ""),
-        (STUDY, {"kl.adaptive.target": 2}, ""),  # what tiny has anyway
         (SEARCH.replace("algorithm.clip.epsilon: {values: [0.1, 0.2, 0.3]}", "kl.control: {values: [fixed, adaptive]}"),
          {"kl.adaptive.target": 3}, ""),
         (SEARCH.replace("clip.epsilon: {values: [0.1, 0.2", "gae_lambda: {values: [0.8, 0.9"),

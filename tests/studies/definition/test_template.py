@@ -51,7 +51,6 @@ def test_a_new_study_is_valid_as_it_stands(faults: Faults, tmp_path: Path, desig
     ("old", "new", "wrong"),
     [
         ("algorithm.clip.epsilon: 0.05", "reward.parts.harmless.weight: -0.5", False),
-        ("metric: objective/kl_exact_per_token", "metric: reward/harmless", False),
         ("algorithm.clip.epsilon: 0.05", "ppo.clip: 0.05", True),
         ("algorithm.clip.epsilon: 0.05", "train.seed: 1", True),
         ("question:", "qestion:", True),
@@ -74,10 +73,8 @@ def test_the_schema_completes_every_knob_and_metric_with_bounds_and_words() -> N
     assert set(knobs) == {*dotted_keys(), "algorithm"} - {*FIXED}
     assert all(knob["description"] and ({"type", "enum", "anyOf", "$ref"} & knob.keys()) for knob in knobs.values())
     assert (knobs["kl.beta"]["minimum"], knobs["kl.beta"]["type"]) == (0.0, "number")
-    assert "acts only with" in knobs["kl.beta"]["description"]
     assert "(tiny 0.05, t4 0.01)" in knobs["kl.beta"]["description"]
-    for place in (*(fields[kind]["anyOf"][0] for kind in ("grid", "factors")), parts["Search"]["properties"]["space"]):
-        assert set(place["properties"]) == set(knobs)
+    assert set(parts["Search"]["properties"]["space"]["properties"]) == set(knobs)
     assert parts["Metric"]["anyOf"][0]["enum"] == [*METRICS]
     assert fields["profile"]["enum"] == profile_names()
 

@@ -25,7 +25,6 @@ def test_a_job_of_slurm_asks_for_what_the_largest_trial_needs(monkeypatch: pytes
     memory = max(one.caps.memory_gib for one in (small, large))
     assert (asked["cpus-per-task"], asked["time"], asked["mem"]) == ("4", "330", f"{int(1024 * (1.25 * memory + 1))}M")
     monkeypatch.setattr(slurm, "gpu_visible", lambda: True)
-    assert "gres" not in wanted([small])
     assert wanted([load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})])["gres"] == "gpu:2"
 
 

@@ -177,10 +177,8 @@ def test_the_front_is_what_nothing_beats_and_the_best_feasible_trials_are_confir
     ("status", "kl", "broken"),
     [
         ("complete", 0.3, 0.0),
-        ("budget", 0.3, 0.0),
         ("complete", 0.4, pytest.approx(0.1)),
         ("complete", None, math.inf),
-        ("complete", math.nan, math.inf),
         ("pruned", 0.1, 1e3),
         ("diverged", 0.1, math.inf),
     ],

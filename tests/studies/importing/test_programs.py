@@ -117,7 +117,6 @@ def test_rows_of_gradient_steps(read: Read, x: list[int], per: int, sampled: lis
         ({"metrics": {"objective/kll": "kl"}}, r"metrics: unknown 'objective/kll'; did you mean 'objective/kl'\?"),
         ({"metrics": {"objective/kl": {"key": "kl", "unit": "bans"}}}, "no way from 'bans' to 'nats per sequence'"),
         ({"steps_per_updates": 4}, r"unknown key 'steps_per_updates'; did you mean 'steps_per_update'\?"),
-        ({"program": "trl"}, r"map.yaml: program = trl; did you mean 'trl-ppo'\?; there are: openrlhf"),
         ({"metrics": {"objective/gold": "epoc"}}, r"metrics.objective/gold: no log has 'epoc'; did you mean 'epoch'\?"),
         ({"step": "steep"}, r"no column 'steep'; did you mean 'step'\?"),
         (

@@ -63,7 +63,6 @@ def test_rows_without_a_place(read: Read, value: Any, words: str) -> None:
     ("key", "ours", "value", "bounds"),
     [
         ("objective/entropy", "objective/entropy", -3.25, "0 to inf nats per sequence"),
-        ("lr", "policy/lr", "fast", "0 to inf 1"),
     ],
 )
 def test_an_impossible_value_takes_its_series_out(read: Read, key: str, ours: str, value: Any, bounds: str) -> None:
@@ -133,7 +132,6 @@ BITS, TOKENS = (1 / math.log(2), 0), (1 / 24, 0)
         (edited(objective__kl=BITS), {"kl_coef": 0.05}, "KL is in bits"),
         (edited(objective__kl=TOKENS), {"kl.beta": 0.05}, "the penalty is 24 x kl_coef x KL: KL is per token"),
         (edited(objective__scores=(3, 0)), {}, "not the score plus the KL penalty"),
-        (edited(objective__entropy=(0, 1.5), policy__entropy_avg=(0, 40)), {}, "units are mixed up"),
     ],
 )
 def test_series_that_contradict_each_other(read: Read, made: Rows, settings: dict[str, Any], words: str) -> None:

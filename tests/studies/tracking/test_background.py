@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from light_study import wait_for
 from tracked_study import Tracked
 
 from pipeline.errors import Damaged
@@ -26,13 +26,6 @@ def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def trial(make: Callable[..., Tracked]) -> Running:
     return make().running(0, 1)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_it_sends_what_runs_and_the_rest_at_the_end(trial: Running) -> None:

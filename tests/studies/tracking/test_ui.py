@@ -24,16 +24,10 @@ from tracked_study import Tracked
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
-from studies.tracking.view import CHARTS, IMPORTED_CHARTS, saved_view
+from studies.tracking.view import CHARTS
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("weak", "strong")
-
-
-def test_only_imported_studies_show_sums_over_a_sequence() -> None:
-    for metric in set(IMPORTED_CHARTS) - set(CHARTS):
-        assert f'"{metric}"' in saved_view(imported=True)
-        assert f'"{metric}"' not in saved_view()
 
 
 class Served(NamedTuple):
