@@ -30,7 +30,7 @@ def read_preferences(path: Path, key: str, ranked: int = 2) -> tuple[pd.DataFram
     """
     import pandas as pd
 
-    splits = rankings_of(path, key, ranked)
+    splits = _rankings_of(path, key, ranked)
     rows = sum(map(len, splits.values()))
     distinct = {split: _distinct(found) for split, found in splits.items()}
     linked = _linked(texts for found in distinct.values() for prompt, texts in found if not prompt)
@@ -52,7 +52,7 @@ def read_preferences(path: Path, key: str, ranked: int = 2) -> tuple[pd.DataFram
     return found, f"{rows} rows read, {rows - len(found)} left out (empty, equal texts, repeated, or in both splits)"
 
 
-def rankings_of(path: Path, key: str, ranked: int) -> dict[str, list[Ranking]]:
+def _rankings_of(path: Path, key: str, ranked: int) -> dict[str, list[Ranking]]:
     """The rankings of a file or folder by split, as they stand. `key` names in messages where the path stood.
 
     Raises `UserError` for what is absent or unreadable, and for rows that rank no `ranked` texts. Pairs that lack a

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from functools import lru_cache
 from pathlib import Path
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, check_columns, digests, fingerprint
-from pipeline.data.preferences import rankings_of
+from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, check_columns, digests, fingerprint
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
@@ -104,18 +102,9 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if {"critic", "train"} & set(stages):
         check_quantization("critic.quantize", config.critic.held)
     if "reward" in stages:
+        columns = PAIR_COLUMNS if config.reward.learned.ranked == 2 else RANKING_COLUMNS
         for key, path in _preference_files(config).items():
-            if config.reward.learned.ranked == 2:
-                check_columns(Path(path), key, PAIR_COLUMNS)
-            else:
-                files = digests(Path(path), key)
-                _check_rankings(path, key, config.reward.learned.ranked, tuple(files.values()))
-
-
-@lru_cache(maxsize=64)
-def _check_rankings(path: str, key: str, ranked: int, files: tuple[str, ...]) -> None:
-    """Refuse a file with a row that ranks no `ranked` texts; read once for all trials that share its `files`."""
-    rankings_of(Path(path), key, ranked)
+            check_columns(Path(path), key, columns)
 
 
 def _preference_files(config: TrialConfig) -> dict[str, str]:

@@ -137,13 +137,13 @@ def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_re
     def attack(words: list[str], rng: np.random.Generator) -> list[str]:
         return ["x"] * (1 if words[0] == "was" else 9)
 
-    openings = [Opening("It", " was bad.", True), Opening("It w", "as so", False)]
+    openings = [Opening("It", " was bad.", True), Opening("It w", "as so", True)]
     table = errors(openings, Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
     assert table["kind"].tolist() == ["real", "attack"] * 2
-    assert table["faults"].tolist() == [1, 1, 0, 0]
+    assert table["faults"].tolist() == [1, 1, 1, 0], "what is cut has no end"
     cut = "It wx x x"
     assert table["lexicon"].tolist() == [1 - 1 / len(text) for text in ("It was bad.", "It x", "It was so", cut)]
-    assert table["score"].tolist() == [-2.0, -2.0, 1 - 1 / 9, 1 - 1 / 9]
+    assert table["score"].tolist() == [-2.0, -2.0, -2.0, 1 - 1 / 9]
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(outcome: TrialOutcome) -> None:
