@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pandas as pd
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 from tinytrial import actor
 
 from pipeline.algorithms.mathematics.advantages import explained_variance
+from pipeline.data.prompt_set import PromptSet
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, to_grid
+from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.run.layout import Layout
 from pipeline.training.value_pretraining import HELD_OUT, ScoredResponses, pretrain
 from pipeline.trial import run_trial
@@ -96,6 +99,12 @@ def test_a_trial_begins_with_the_critic_of_the_stage(smoke_layout: Layout) -> No
     assert outcome.cost["critic_wall_s"] > 0
     fitted = load_file(stage.path / "critic.safetensors")
     assert fitted["value_head.weight"].abs().max() > 0
+    kept = pd.read_parquet(outcome.artifacts["values"].path / SAMPLES)
+    data = PromptSet.load(outcome.artifacts["prompts"], "train")
+    samples = import_module("pipeline.stages.critic")._samples(smoke(**PRETRAINED), outcome.artifacts["values"], data)
+    for row in (0, 5, 301):
+        assert samples.responses[row, : samples.lengths[row]].tolist() == kept["tokens"][row].tolist()
+        assert torch.equal(samples.queries[row], data.ids[kept["prompt_id"][row]])
     plain = run_trial(smoke(), smoke_layout, Recorder())
     first = [_explained(artifacts["train"].path) for artifacts in (outcome.artifacts, plain.artifacts)]
     assert first[0] != first[1]
