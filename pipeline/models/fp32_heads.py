@@ -23,7 +23,7 @@ class Fp32Head(nn.Linear):
         if not torch.is_autocast_enabled(device):
             return super().forward(input)
         weight = self._half(torch.get_autocast_dtype(device))
-        logits: Tensor = _Product.apply(input.flatten(0, -2), self.weight, weight)  # type: ignore[no-untyped-call]
+        logits: Tensor = _HalfProduct.apply(input.flatten(0, -2), self.weight, weight)  # type: ignore[no-untyped-call]
         if self.bias is not None:
             logits = logits + self.bias
         return logits.view(*input.shape[:-1], -1)
@@ -41,7 +41,7 @@ class Fp32Head(nn.Linear):
         return self._copy[1]
 
 
-class _Product(torch.autograd.Function):
+class _HalfProduct(torch.autograd.Function):
     """Logits (N, V) in fp32 of states (N, H) and a weight (V, H), all products from half-precision operands.
 
     The weight's copy in half precision comes beside it; the gradient goes to the weight itself.

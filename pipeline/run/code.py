@@ -35,7 +35,7 @@ KEY_DIGITS = 20
 
 
 @dataclass(frozen=True)
-class Part:
+class Statements:
     """Statements that count together."""
 
     digest: str
@@ -50,11 +50,11 @@ class Source:
     path: Path
     state: tuple[int, int]
     """Time [ns] and size [bytes]."""
-    body: Part
-    entries: Mapping[str, Part]
+    body: Statements
+    entries: Mapping[str, Statements]
     """Of a registry, by name."""
 
-    def parts(self, chosen: Collection[str] | None) -> list[Part]:
+    def parts(self, chosen: Collection[str] | None) -> list[Statements]:
         """The parts that count where the configuration chooses these entries; all of them for None."""
         return [self.body, *(part for name, part in self.entries.items() if chosen is None or name in chosen)]
 
@@ -109,11 +109,11 @@ class Code:
         imports = [one for node in ast.walk(tree) for one in self._imports(node)]
         return Source(path, _state(path), self._part(ast.dump(tree), imports), {})
 
-    def _part(self, text: str, imports: Iterable[str]) -> Part:
+    def _part(self, text: str, imports: Iterable[str]) -> Statements:
         """`imports` are names of modules, or of what they have, "module:name"."""
         paths = [one.partition(":")[0].split(".") for one in imports]
         whole = {".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)}
-        return Part(hashlib.sha256(text.encode()).hexdigest(), frozenset(one for one in whole if self._path(one)))
+        return Statements(hashlib.sha256(text.encode()).hexdigest(), frozenset(one for one in whole if self._path(one)))
 
     def _imports(self, node: ast.AST) -> Iterator[str]:
         """The modules that a statement imports; a name inside a module stands for that module."""

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from pipeline.run.metrics import METRICS
 from reports.figures.marks import EITHER_END, telling
-from reports.figures.style import ALARM, DOUBLE, SINGLE, ArmStyle, Drawn, arm_styles, entries, entry, legend, new_figure
+from reports.figures.style import ALARM, DOUBLE, SINGLE, ArmStyle, Plot, arm_styles, entries, entry, legend, new_figure
 from reports.findings.findings import Findings
 from reports.findings.trajectories import aligned
 from reports.records.load import StudyRecords
@@ -66,7 +66,7 @@ class ArmCurve:
         return frame.assign(arm=self.arm, metric=key).reindex(columns=columns)
 
 
-def kl(records: StudyRecords, findings: Findings) -> Drawn | None:
+def kl(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw the KL by the estimator that the claims are about, else by the first one that was recorded."""
     recorded = [key for key in KL_LABELS if key in records.curves.columns]
     claimed = [falsifier.metric for falsifier in records.study.falsifiers]
@@ -76,12 +76,12 @@ def kl(records: StudyRecords, findings: Findings) -> Drawn | None:
     return _single(records, findings, ranked[0], "KL to the reference", KL_LABELS[ranked[0]], spread=True)
 
 
-def entropy(records: StudyRecords, findings: Findings) -> Drawn | None:
+def entropy(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw the exact entropy of the policy."""
     return _single(records, findings, "policy/entropy", "Policy entropy", "entropy [nats per token]", spread=False)
 
 
-def training(records: StudyRecords, findings: Findings) -> Drawn | None:
+def training(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw small multiples of the series of training."""
     parts = sorted(str(column) for column in records.curves.columns if str(column).startswith("reward/"))
     shown = [(key, curves) for key in (*PANELS, *parts) if (curves := arm_curves(records, key))]
@@ -113,7 +113,7 @@ def training(records: StudyRecords, findings: Findings) -> Drawn | None:
     caption = _caption(records, "Training", [one for _, own in shown for one in own if one.arm in drawn])
     alt = f"Small multiples over gradient steps, one line per arm: {', '.join(_title(key) for key, _ in shown)}."
     data = pd.concat([curve.tidy(key) for key, curves in shown for curve in curves], ignore_index=True)
-    return Drawn(figure, data, "Training curves", caption, alt, wide=True)
+    return Plot(figure, data, "Training curves", caption, alt, wide=True)
 
 
 def arm_curves(records: StudyRecords, key: str) -> list[ArmCurve]:
@@ -145,7 +145,7 @@ def _curve(arm: str, seeds: Sequence[int], series: Aligned, statuses: Sequence[s
 
 def _single(
     records: StudyRecords, findings: Findings, key: str, title: str, label: str, *, spread: bool
-) -> Drawn | None:
+) -> Plot | None:
     curves = arm_curves(records, key)
     if not curves:
         return None
@@ -171,7 +171,7 @@ def _single(
     caption = _caption(records, title, [one for one in curves if one.arm in drawn], compressed, of)
     at_end = ", ".join(f"{curve.arm} {curve.last:.3g}" for curve in curves)
     alt = f"Line chart of {label} over gradient steps, one line per arm; at the end: {at_end}."
-    return Drawn(figure, pd.concat([curve.tidy(key) for curve in curves], ignore_index=True), title, caption, alt)
+    return Plot(figure, pd.concat([curve.tidy(key) for curve in curves], ignore_index=True), title, caption, alt)
 
 
 def _draw(axes: Axes, curve: ArmCurve, style: ArmStyle, width: float) -> None:

@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.run.metrics import METRICS
 from reports.figures.marks import estimate_frame, row, rows_axis, side, with_seeds
-from reports.figures.style import INK, MUTED, SINGLE, Drawn, arm_styles, new_figure
+from reports.figures.style import INK, MUTED, SINGLE, Plot, arm_styles, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.text.say import say
@@ -19,7 +19,7 @@ COMPARED = ("eval/gold", "eval/kl_per_sequence", "objective/scores", "objective/
 _COLUMNS = ["arm", "metric", "p", "p_holm", "outcome", "value", "low", "high", "seeds", "prompts", "seed"]
 
 
-def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
+def win_rate(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw win rates against the reference."""
     arms = [result for result in findings.arms if RATE in result.estimates]
     if not arms:
@@ -40,10 +40,10 @@ def win_rate(records: StudyRecords, findings: Findings) -> Drawn | None:
     caption = say("figures", "win_rate", records.study.imported is not None)
     alt = "; ".join(f"{result.arm} {interval(result.estimates[RATE], RATE)}" for result in arms)
     title = "Win rate against the reference"
-    return Drawn(figure, estimate_frame(arms, (RATE,)), title, caption, f"Forest plot of win rates: {alt}.")
+    return Plot(figure, estimate_frame(arms, (RATE,)), title, caption, f"Forest plot of win rates: {alt}.")
 
 
-def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
+def effects(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw paired differences to the baseline."""
     objective = records.study.objective.metric
     found = {key: findings.effects_on(key) for key in (objective, *COMPARED)}
@@ -76,4 +76,4 @@ def effects(records: StudyRecords, findings: Findings) -> Drawn | None:
     shown = [effect for effect in findings.effects_on(objective) if effect.estimate]
     alt = "; ".join(f"{one.arm} {signed(one.estimate, objective)}" for one in shown if one.estimate)
     alt = f"Forest plots of differences to {records.study.baseline}: {alt}."
-    return Drawn(figure, pd.DataFrame(data, columns=_COLUMNS), "Effect against the baseline", caption, alt)
+    return Plot(figure, pd.DataFrame(data, columns=_COLUMNS), "Effect against the baseline", caption, alt)

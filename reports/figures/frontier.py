@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reports.figures.marks import estimate_frame, pairs, point
-from reports.figures.style import MUTED, SINGLE, Drawn, arm_styles, entries, entry, legend, new_figure, square_root
+from reports.figures.style import MUTED, SINGLE, Plot, arm_styles, entries, entry, legend, new_figure, square_root
 from reports.findings.bound import (
     arms_with_another_reference,
     best_win_rate,
@@ -23,7 +23,7 @@ from reports.text.words import number
 X, GOLD, RATE = "eval/kl_per_sequence", "eval/gold", "eval/win_rate"
 
 
-def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
+def frontier(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw gold reward and win rate against exact KL per sequence, one point per arm, with the bounds."""
     arms = [result for result in findings.arms if X in result.estimates]
     if not arms:
@@ -65,7 +65,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Drawn | None:
         for gold in [r.estimates.get(GOLD)]
     )
     alt = f"Scatter of gold reward and of win rate against KL: {alt}."
-    return Drawn(figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", caption, alt)
+    return Plot(figure, pd.concat(data, ignore_index=True), "Reward-KL frontier", caption, alt)
 
 
 def _win_rate_bound(axes: Axes, farthest: float) -> pd.DataFrame:

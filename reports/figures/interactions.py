@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from pipeline.run.metrics import METRICS
-from reports.figures.style import DOUBLE, Drawn, new_figure
+from reports.figures.style import DOUBLE, Plot, new_figure
 from reports.findings.crossings import Crossing
 from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
@@ -23,7 +23,7 @@ MOST = 6
 """Pairs of knobs drawn."""
 
 
-def interactions(records: StudyRecords, findings: Findings) -> Drawn | None:
+def interactions(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw heat maps of the objective, and of its departure from the sum of the two knobs' own effects."""
     metric = records.study.objective.metric
     estimates = {result.arm: result.estimates.get(metric) for result in findings.arms}
@@ -47,7 +47,7 @@ def interactions(records: StudyRecords, findings: Findings) -> Drawn | None:
     single, counts = once(records, metric), (list(seeds.values()), list(seeds), len(shown), len(findings.crossings))
     caption = say("figures", "interactions", metric, records.baseline, single, *counts)
     text = f"Heat maps of crossed knobs: {'; '.join(alt)}."
-    return Drawn(figure, pd.DataFrame(data), "Interactions", caption, text, wide=True)
+    return Plot(figure, pd.DataFrame(data), "Interactions", caption, text, wide=True)
 
 
 def _heat(

@@ -7,7 +7,7 @@ from matplotlib.ticker import MaxNLocator
 
 from pipeline.run.metrics import METRICS
 from reports.figures.marks import MOST, pairs, point, row, rows_axis, side, with_seeds
-from reports.figures.style import DOUBLE, INK, Drawn, arm_styles, entries, entry, legend, new_figure, square_root
+from reports.figures.style import DOUBLE, INK, Plot, arm_styles, entries, entry, legend, new_figure, square_root
 from reports.findings.bound import choosing_arms
 from reports.findings.findings import Findings
 from reports.findings.matched_kl import ENDED_KL, KL, MatchedKL, only_ends, seed_lines
@@ -19,7 +19,7 @@ TFLOP = "cost/tflop"
 _COLUMNS = ["part", "arm", "metric", "seed", "kl", "value", "low", "high", "seeds", "p", "p_holm", "outcome"]
 
 
-def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
+def matched(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw the ends of all arms over KL, and the differences to the baseline's method at equal KL."""
     compared = [one for one in findings.matched if not one.reason]
     if not compared:
@@ -71,7 +71,7 @@ def matched(records: StudyRecords, findings: Findings) -> Drawn | None:
         f"{one.arm} at {number(one.kl.value)} nats {signed(one.difference, metric)}" for one in rows if one.difference
     )
     title = f"{name(metric)[0].upper()}{name(metric)[1:]} at equal drift"
-    return Drawn(figure, pd.DataFrame(data, columns=_COLUMNS), title, caption, alt + ".", wide=True)
+    return Plot(figure, pd.DataFrame(data, columns=_COLUMNS), title, caption, alt + ".", wide=True)
 
 
 def arithmetic(records: StudyRecords) -> dict[str, float]:

@@ -15,7 +15,7 @@ from reports.figures.style import (
     INK,
     MUTED,
     SINGLE,
-    Drawn,
+    Plot,
     arm_styles,
     entry,
     legend,
@@ -33,7 +33,7 @@ GOLD, PROXY = "objective/gold", "objective/scores"
 _PROXY_DASHES, _ALARM_DASHES = (0, (3, 1.5)), (0, (2, 1.5))
 
 
-def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
+def overoptimisation(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw proxy and gold over the drift of each arm's training, both in standard deviations of reference samples."""
     alarms = {alarm.arm: alarm for alarm in findings.alarms}
     known: dict[str, dict[int, DriftPath]] = {arm: {} for arm in records.arms}
@@ -74,7 +74,7 @@ def overoptimisation(records: StudyRecords, findings: Findings) -> Drawn | None:
     alt = (
         f"Proxy and gold reward against the KL, a panel per arm. Over-optimisation: {say('figures', 'raised', raised)}."
     )
-    return Drawn(figure, pd.concat(data, ignore_index=True), "Proxy against gold", caption, alt, wide=columns == 3)
+    return Plot(figure, pd.concat(data, ignore_index=True), "Proxy against gold", caption, alt, wide=columns == 3)
 
 
 def _lines(

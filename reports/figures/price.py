@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from reports.figures.marks import point, with_seeds
-from reports.figures.style import DOUBLE, Drawn, arm_styles, entries, legend, new_figure
+from reports.figures.style import DOUBLE, Plot, arm_styles, entries, legend, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.text.say import say
@@ -24,7 +24,7 @@ DODGE = 1.015
 """Ratio by which neighbours of equal cost are moved apart."""
 
 
-def price(records: StudyRecords, findings: Findings) -> Drawn | None:
+def price(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw win rate against the tokens and the arithmetic of a trial, a point per arm whose costs are known."""
     judged = [result for result in findings.arms if METRIC in result.estimates]
     paid = _paid(records)
@@ -65,7 +65,7 @@ def price(records: StudyRecords, findings: Findings) -> Drawn | None:
         )
     ]
     title = "What each arm costs and wins"
-    return Drawn(figure, pd.DataFrame(data), title, caption, f"Win rate over cost: {alt}.", wide=True)
+    return Plot(figure, pd.DataFrame(data), title, caption, f"Win rate over cost: {alt}.", wide=True)
 
 
 def _paid(records: StudyRecords) -> dict[str, dict[str, float]]:

@@ -13,13 +13,13 @@ from reports.figures.interactions import interactions
 from reports.figures.matched_kl import matched
 from reports.figures.overoptimisation import overoptimisation
 from reports.figures.price import price
-from reports.figures.style import Drawn
+from reports.figures.style import Plot
 from reports.figures.tradeoff import tradeoff
 from reports.figures.tuning import pareto
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 
-FIGURES: dict[str, Callable[[StudyRecords, Findings], Drawn | None]] = {
+FIGURES: dict[str, Callable[[StudyRecords, Findings], Plot | None]] = {
     "frontier": frontier, "overoptimisation": overoptimisation, "win_rate": win_rate, "effects": effects,
     "matched_kl": matched, "interactions": interactions, "kl": kl, "entropy": entropy, "training": training,
     "pareto": pareto, "tradeoff": tradeoff, "price": price,
@@ -27,7 +27,7 @@ FIGURES: dict[str, Callable[[StudyRecords, Findings], Drawn | None]] = {
 """What draws each figure, in the order of the page; None where the records hold nothing for it."""
 
 
-def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Drawn | None]]:
+def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Plot | None]]:
     """Draw every chosen figure of a study, all by default, and write its files into `folder`.
 
     None for a figure that the study's file names and the records hold nothing for; without its name there, it is left

@@ -59,7 +59,7 @@ class ArmStyle:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Plot:
     """A figure, the numbers it was drawn from, and the text under it."""
 
     figure: Figure

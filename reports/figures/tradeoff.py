@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reports.figures.marks import estimate_frame, pairs, point
-from reports.figures.style import MUTED, SINGLE, Drawn, arm_styles, entries, legend, new_figure
+from reports.figures.style import MUTED, SINGLE, Plot, arm_styles, entries, legend, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.text.say import say
@@ -13,7 +13,7 @@ Y = "eval/gold"
 FURTHER, REFERENCE = "eval/gold/", "eval/gold_reference/"
 
 
-def tradeoff(records: StudyRecords, findings: Findings) -> Drawn | None:
+def tradeoff(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw gold reward against the score of each further judge, a point per arm and one for the reference."""
     keys = sorted({key for result in findings.arms for key in result.estimates if key.startswith(FURTHER)})
     arms = [result for result in findings.arms if {Y, *keys} <= result.estimates.keys()]
@@ -37,4 +37,4 @@ def tradeoff(records: StudyRecords, findings: Findings) -> Drawn | None:
         for result in arms
     )
     alt = f"Gold reward over the score of a further judge: {alt}."
-    return Drawn(figure, estimate_frame(arms, (Y, *keys)), "What two judges say of each arm", caption, alt)
+    return Plot(figure, estimate_frame(arms, (Y, *keys)), "What two judges say of each arm", caption, alt)

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
-from reports.figures.style import BLUE, INK, MUTED, SINGLE, Drawn, entry, legend, new_figure
+from reports.figures.style import BLUE, INK, MUTED, SINGLE, Plot, entry, legend, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import SearchResult, StudyRecords
 from reports.text.say import say
@@ -23,7 +23,7 @@ _BROKEN: dict[str, Any] = {"marker": "x", "ms": 4.5, "color": MUTED, "mec": MUTE
 _CONFIRMED: dict[str, Any] = {"marker": "o", "ms": 10, "color": INK, "mfc": "none", "mec": INK, "mew": 0.9, "zorder": 4}
 
 
-def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
+def pareto(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw every trial of the search by its two metrics, the front that no trial beats, and the confirmed ones."""
     search = findings.search
     if search is None:
@@ -63,7 +63,7 @@ def pareto(records: StudyRecords, findings: Findings) -> Drawn | None:
     caption = say("figures", "pareto", len(drawn), len(search.trials) - len(drawn))
     places = "; ".join(f"{number(a)} and {number(b, y)}" for a, b in front) or "no trial"
     alt = f"Scatter of {len(drawn)} trials by {name(x)} and {name(y)}; the front runs through {places}."
-    return Drawn(figure, pd.DataFrame(rows), "Trials of the search", caption, alt)
+    return Plot(figure, pd.DataFrame(rows), "Trials of the search", caption, alt)
 
 
 def _axes(records: StudyRecords, search: SearchResult) -> tuple[str, str]:

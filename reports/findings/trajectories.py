@@ -12,7 +12,7 @@ from pipeline.run.bands import BANDS
 from pipeline.run.symptoms import Health, examine
 from reports.records.load import StudyRecords
 from reports.statistics import alarm, two_level
-from reports.statistics.alarm import Alarm, Trajectory
+from reports.statistics.alarm import Alarm, Updates
 from reports.statistics.series import Aligned, DriftPath, Peak, align, drift_path, grid_of, peak
 from reports.statistics.two_level import Array, Estimate
 from studies.claims.symptoms import ArmHealth, by_arm
@@ -60,11 +60,11 @@ def kl_source(records: StudyRecords) -> str:
 
 def alarms(records: StudyRecords) -> tuple[ArmAlarm, ...]:
     """Where over-optimisation began in each arm; at most 5 % of studies without a trend raise any alarm."""
-    trials: dict[str, dict[int, Trajectory]] = {arm: {} for arm in records.arms}
+    trials: dict[str, dict[int, Updates]] = {arm: {} for arm in records.arms}
     for (arm, seed), frame in trajectories(records).items():
         if {*REWARDS} <= set(frame.columns):
             step, kl, gold, proxy = (_numbers(frame, key) for key in ("step", "kl", *REWARDS))
-            trials[arm][seed] = Trajectory(step, kl, gold, proxy)
+            trials[arm][seed] = Updates(step, kl, gold, proxy)
     tried = {arm: by_seed for arm, by_seed in trials.items() if by_seed}
     raised = alarm.alarms([list(by_seed.values()) for by_seed in tried.values()])
     result = []

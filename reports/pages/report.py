@@ -27,7 +27,7 @@ from studies.definition.design import Cell
 from studies.definition.schema import Study
 
 if TYPE_CHECKING:
-    from reports.figures.style import Drawn
+    from reports.figures.style import Plot
 
 
 def render_report(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> Path:
@@ -88,7 +88,7 @@ def _context(
     }
 
 
-def _shown(name: str, drawn: Drawn | None, folder: Path) -> dict[str, Any]:
+def _shown(name: str, drawn: Plot | None, folder: Path) -> dict[str, Any]:
     """A figure as the page shows it; `svg` is empty where there was nothing to draw."""
     if drawn is None:
         nothing = "The study asks for this figure, but its records hold nothing to draw in it."

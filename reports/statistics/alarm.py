@@ -33,7 +33,7 @@ _LONGEST = 512
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Updates:
     """What one trial recorded at its updates; shapes (N,), in any order."""
 
     steps: Array
@@ -54,7 +54,7 @@ class Alarm:
     proxy: float
 
 
-def alarms(arms: Sequence[Sequence[Trajectory]], level: float = FALSE_ALARMS) -> list[list[Alarm | None]]:
+def alarms(arms: Sequence[Sequence[Updates]], level: float = FALSE_ALARMS) -> list[list[Alarm | None]]:
     """For every trial of every arm where gold turned down while the proxy still rose; None without a fall that stands
     out from the noise.
 
@@ -67,7 +67,7 @@ def alarms(arms: Sequence[Sequence[Trajectory]], level: float = FALSE_ALARMS) ->
     Fewer than `LEAST` complete records raise none. ``methods.j2`` states how often noise raises an alarm, and how often
     a real bend is found.
     """
-    cleaned = [[Trajectory(*complete(*vars(trial).values())) for trial in trials] for trials in arms]
+    cleaned = [[Updates(*complete(*vars(trial).values())) for trial in trials] for trials in arms]
     usable = [[trial for trial in trials if len(trial.steps) >= LEAST] for trials in cleaned]
     shape = tuple(tuple(min(len(trial.steps), _LONGEST) for trial in trials) for trials in usable if trials)
     limit = critical_fall(shape, level) if shape else 0.0
@@ -135,7 +135,7 @@ def _largest_fall(means: Array) -> Array:
     return result
 
 
-def _of_arm(trials: Sequence[Trajectory], limit: float) -> list[Alarm | None]:
+def _of_arm(trials: Sequence[Updates], limit: float) -> list[Alarm | None]:
     usable = [trial for trial in trials if len(trial.steps) >= LEAST]
     if not usable:
         return [None] * len(trials)
@@ -145,7 +145,7 @@ def _of_arm(trials: Sequence[Trajectory], limit: float) -> list[Alarm | None]:
     return [next(found) if len(trial.steps) >= LEAST else None for trial in trials]
 
 
-def _turned(trial: Trajectory, limit: float) -> Alarm | None:
+def _turned(trial: Updates, limit: float) -> Alarm | None:
     """`limit`: the fall of a block mean that noise explains."""
     gold, proxy = block_means(trial.gold), block_means(trial.proxy)
     edges = _edges(len(trial.gold), BLOCKS)

@@ -54,7 +54,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Trajectory:
+class Series:
     """A recorded series of one trial."""
 
     records: Sequence[Record]
@@ -109,7 +109,7 @@ def evaluate(
     return replace(verdict, outcome="SURVIVED", reason=f"{len(records)} records to step {records[-1][0]}; {margin}")
 
 
-def compare(falsifier: Falsifier, own: Trajectory, base: Trajectory) -> Verdict:
+def compare(falsifier: Falsifier, own: Series, base: Series) -> Verdict:
     """Judge a trial's series against the baseline's of the same seed.
 
     Only steps that both recorded count. A ratio exists where the baseline's value is above 0; other steps are left out

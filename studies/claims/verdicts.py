@@ -14,7 +14,7 @@ from pipeline.run.metrics import UPDATE_STEPS, each_step, per_prompt
 from pipeline.run.store import file_of
 from pipeline.stopping import Record
 from studies.claims.evaluations import Evaluation, Outcomes, judge
-from studies.claims.falsifiers import Trajectory, Verdict, compare, evaluate, untested
+from studies.claims.falsifiers import Series, Verdict, compare, evaluate, untested
 from studies.definition.design import Planned
 from studies.definition.falsifier import Falsifier
 from studies.definition.schema import Study
@@ -48,21 +48,21 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, miss
     return found
 
 
-def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Trajectory:
+def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Series:
     """A recorded series; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
     import pyarrow.parquet as pq
 
     if "train" not in record.stages:
-        return Trajectory([], record.steps)
+        return Series([], record.steps)
     with pq.ParquetFile(file_of(folder, record, "train", "metrics.parquet")) as file:
         if metric not in file.schema_arrow.names:
-            return Trajectory([], record.steps)
+            return Series([], record.steps)
         updates = UPDATE_STEPS if each_step(metric) and UPDATE_STEPS in file.schema_arrow.names else metric
         table = file.read(list({"step", metric, updates}), use_threads=False)
     # As lists: pyarrow imports pandas to make an array. What a step did not record is NaN here.
     steps, values, taken = (table[key].to_pylist() for key in ("step", metric, updates))
     gap = _gap(_records(steps, taken)) if updates != metric else None
-    return Trajectory(_records(steps, values), max([record.steps, *map(int, steps)]), gap)
+    return Series(_records(steps, values), max([record.steps, *map(int, steps)]), gap)
 
 
 def _records(steps: Iterable[float], values: Iterable[float | None]) -> list[Record]:

@@ -19,7 +19,7 @@ from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
 from studies.execution.records import is_current, sound_record, write_record
-from studies.execution.search import Search
+from studies.execution.search import Proposals
 from studies.execution.started import Started, shared_of
 
 AHEAD = 2
@@ -58,7 +58,7 @@ class Agenda:
     def __init__(self, run: Started) -> None:
         self._run, self._store = run, Store(run.layout.store)
         self.search = (
-            Search(run.study, run.profile, run.overrides, run.folder, self._record) if run.study.search else None
+            Proposals(run.study, run.profile, run.overrides, run.folder, self._record) if run.study.search else None
         )
         self.compared: Study = run.study
         """The study whose arms are compared: of a search, its confirmation, once that is known."""

@@ -35,7 +35,7 @@ STARTUP = 8
 """Trials proposed at random before the sampler models anything."""
 
 
-class Search:
+class Proposals:
     """The trials of a search that have been proposed, and those that have ended."""
 
     def __init__(

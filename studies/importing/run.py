@@ -25,7 +25,7 @@ from studies.definition.schema import IMPORTED, Study, load_study, study_names
 from studies.execution.started import alone
 from studies.importing.logs import Cell, find_logs
 from studies.importing.maps import check_columns, load_map
-from studies.importing.trials import FIELDS, Problem, Trial, doubts, ends, read_trial
+from studies.importing.trials import FIELDS, ImportedTrial, Problem, doubts, ends, read_trial
 
 STAGE, FORMAT = "imported", "studies.importing/3"
 """Of every key: `FORMAT` is to be raised when the same log would give other series."""
@@ -167,7 +167,7 @@ def _head(body: str) -> str:
     return f"# Written by ablate import ({digest}); it grows with further imports until it is edited"
 
 
-def _record(study: Study, trial: Trial, stated: Mapping[str, Any], store: Store) -> TrialRecord:
+def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store: Store) -> TrialRecord:
     """The record of a trial, whose series and outcomes are put into the store."""
     identity = {"format": FORMAT, **trial.origin, "mapping": stated}
     key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
@@ -192,7 +192,7 @@ def _record(study: Study, trial: Trial, stated: Mapping[str, Any], store: Store)
     )
 
 
-def _write(trial: Trial, out: Path) -> dict[str, Any]:
+def _write(trial: ImportedTrial, out: Path) -> dict[str, Any]:
     """Write the artifact of a trial."""
     if "train" in trial.stages:
         with MetricsLog(out / "metrics.jsonl") as log:

@@ -33,7 +33,7 @@ TOLERANCE = 1e-6
 
 
 @dataclass
-class Trial:
+class ImportedTrial:
     """One trial of another program: finite values of each series by gradient step; what is known of each prompt; final
     measurements; gradient steps, as far as the log is sound; and the columns that were taken, and those left."""
 
@@ -55,10 +55,13 @@ class Trial:
         return ["train"] * (self.prompts is None or bool(self.series)) + ["evaluate"] * (self.prompts is not None)
 
 
-def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> Trial:
+def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> ImportedTrial:
     """Read a trial. Raises `UserError` for rows or prompts that cannot be placed, and where no column is known."""
     digest = hashlib.sha256(rows.to_csv().encode("utf-8", "backslashreplace")).hexdigest()
-    trial, axis = Trial(*cell, {"file": ", ".join(rows.index.unique(0)), "sha256": digest}), first(own.step, rows)
+    trial, axis = (
+        ImportedTrial(*cell, {"file": ", ".join(rows.index.unique(0)), "sha256": digest}),
+        first(own.step, rows),
+    )
     trial.problems += [_fault("cut", "", rows[CUT], rows[CUT].notna(), "left out")] if CUT in rows else []
     of_steps = rows.groupby(level=0)[axis].transform("count") > 0 if axis else pd.Series(False, rows.index)
     for part, x in ((rows[of_steps], axis), (rows[~of_steps], None)):
@@ -86,7 +89,7 @@ def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> Trial:
     return trial
 
 
-def doubts(trial: Trial, settings: Mapping[str, Any]) -> Iterator[Problem]:
+def doubts(trial: ImportedTrial, settings: Mapping[str, Any]) -> Iterator[Problem]:
     """Series that contradict each other, above all by a unit other than the assumed one; `settings` is what the study's
     file says of the arm."""
     heads = [f"objective/{key}" for key in ("kl", "non_score_reward", "rlhf_reward", "scores", "entropy", "kl_coef")]
@@ -121,7 +124,7 @@ def ends(series: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
     return {key: float(own[-max(1, int(0.1 * len(own))) :].mean()) for key, own in finite.items() if len(own)}
 
 
-def _read_series(x: pd.Series[Any], own: Map, taken: Taken, trial: Trial) -> None:
+def _read_series(x: pd.Series[Any], own: Map, taken: Taken, trial: ImportedTrial) -> None:
     rollout, trained = _places(x, own, taken)
     values = _values(taken, own.length)
     broken = values == np.inf
@@ -164,7 +167,7 @@ def _places(x: pd.Series[Any], own: Map, taken: Taken) -> tuple[NDArray[np.int64
     return (steps - own.first_update) * per, (steps - own.first_update + 1) * per
 
 
-def _read_prompts(own: Map, taken: Taken, trial: Trial) -> None:
+def _read_prompts(own: Map, taken: Taken, trial: ImportedTrial) -> None:
     prompts, outcomes = taken[PROMPT_ID][0], {ours: one for ours, one in taken.items() if ours != PROMPT_ID}
     ids = prompts.map(lambda one: int(hashlib.sha256(str(one).encode()).hexdigest()[:13], 16))  # the same in any import
     _refuse(prompts, prompts.isna(), "without it a prompt cannot be paired with itself elsewhere")
@@ -196,7 +199,7 @@ def _values(taken: Taken, length: float | None) -> pd.DataFrame:
     return values
 
 
-def _possible(taken: Taken, values: pd.DataFrame, trial: Trial) -> Iterator[tuple[str, pd.Series[float]]]:
+def _possible(taken: Taken, values: pd.DataFrame, trial: ImportedTrial) -> Iterator[tuple[str, pd.Series[float]]]:
     """The columns that can be what their names say; the faults of others are noted."""
     for ours in taken:
         column, raw, metric = values[ours], taken[ours][0][: len(values)], METRICS[PROMPTS.get(ours, ours)]

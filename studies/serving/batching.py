@@ -29,7 +29,7 @@ from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.scorers import judge_of, reward_of
 from pipeline.stages.evaluate import drift
-from studies.serving.weights import Folder, Trial
+from studies.serving.weights import Folder, ServedTrial
 
 COMPLETIONS, WAITING = 64, 256
 """Completions of a batch, and of all requests that wait for one."""
@@ -85,12 +85,12 @@ Job = tuple[Completion, asyncio.Future[dict[str, Any]]]
 class Server:
     """The networks, and the requests that wait for them: first come, first served."""
 
-    def __init__(self, source: Folder | Trial, share: float) -> None:
+    def __init__(self, source: Folder | ServedTrial, share: float) -> None:
         """`share`: the part of the time in which it may compute while a trial trains."""
         self.source, self._share, self.models = source, share, {source.name: "policy"}
         self.counts, self._mark, self._room = Counter[str](), "", Room("completions at once", COMPLETIONS)
         self._jobs, self._arrived = list[Job](), asyncio.Event()
-        if isinstance(source, Trial):
+        if isinstance(source, ServedTrial):
             self.models["reference"] = "reference"
             self._reference = source.reference()
             self._proxy = reward_of(source.made["reward"], source.device, self._room)

@@ -65,7 +65,7 @@ class Folder:
         return Revision(key, None, "exported"), load_snapshot(self.tokenizer, self.device)
 
 
-class Trial:
+class ServedTrial:
     """A trial of a study, by what its stages left in the store."""
 
     def __init__(self, name: str, config: TrialConfig, store: Store, keys: Callable[[], Keys]) -> None:
@@ -115,7 +115,7 @@ class Trial:
         return Revision(key, meta["steps"], meta["status"]), lm
 
 
-def find(name: str, layout: Layout, profile: str | None = None) -> Folder | Trial:
+def find(name: str, layout: Layout, profile: str | None = None) -> Folder | ServedTrial:
     """STUDY/ARM/SEED, or the path of a folder. Raises `UserError` with what there is instead."""
     folder, parts = Path(name).expanduser().absolute(), name.split("/")
     if name and folder.is_dir():
@@ -125,17 +125,17 @@ def find(name: str, layout: Layout, profile: str | None = None) -> Folder | Tria
     if len(parts) != 3 or not parts[2].isdecimal():
         raise UserError(f"'{name}' is neither a folder nor a trial, STUDY/ARM/SEED, such as kl_ablation/beta_0.05/10")
     study, store = study_folder(layout, parts[0], profile, started=True), Store(layout.store)
-    record, started, trials = study.record(safe(parts[1]), int(parts[2])), study.started(), list[Trial]()
+    record, started, trials = study.record(safe(parts[1]), int(parts[2])), study.started(), list[ServedTrial]()
     content = Study.model_validate({**started["study"], "source": started["source"]})
     plan = cells(confirmation(content, study), started["profile"], started["overrides"])
     configs, cell = {f"{one.arm}/{one.seed}": one.config for one in plan}, f"{parts[1]}/{int(parts[2])}"
     if config := configs.get(cell):  # first: it may be training anew, with other settings than those of the record
         trials += [
-            Trial(name, config, store, lambda: [(p.stage, p.key or "") for p in dag.plan(STAGES, config, store)])
+            ServedTrial(name, config, store, lambda: [(p.stage, p.key or "") for p in dag.plan(STAGES, config, store)])
         ]
     if record:
         keys = [(stage, ref.key) for stage, ref in record.stages.items()]
-        trials += [Trial(name, TrialConfig.model_validate(record.config), store, lambda: keys)]
+        trials += [ServedTrial(name, TrialConfig.model_validate(record.config), store, lambda: keys)]
     if not trials:
         raise UserError(f"trial '{name}': the study has none{nearest(cell, configs)}; there are: {', '.join(configs)}")
     if not (found := [trial for trial in trials if trial.newest()]):

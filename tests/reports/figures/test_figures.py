@@ -15,7 +15,7 @@ from reports.figures.curves import ArmCurve, arm_curves
 from reports.figures.marks import telling
 from reports.figures.price import COSTS
 from reports.figures.registry import FIGURES, draw
-from reports.figures.style import INK, Drawn, arm_styles, house_style
+from reports.figures.style import INK, Plot, arm_styles, house_style
 from reports.findings.findings import Findings, analyse
 from reports.records.load import SearchResult, StudyRecords, load_records
 from studies.definition.schema import FIGURES as FIGURE_NAMES
@@ -29,7 +29,7 @@ WHOLE: dict[str, Any] = {"steps": 64, "prompts": 30, "diverged": (), "budget": (
 LAM, BETA = "algorithm.gae_lambda", "kl.beta"
 
 
-def drawn(name: str, records: StudyRecords, findings: Findings) -> Drawn:
+def drawn(name: str, records: StudyRecords, findings: Findings) -> Plot:
     with house_style():
         found = FIGURES[name](records, findings)
     assert found is not None

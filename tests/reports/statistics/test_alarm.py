@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reports.statistics import alarm
-from reports.statistics.alarm import BLOCKS, LEAST, Trajectory, alarms, block_means, critical_fall
+from reports.statistics.alarm import BLOCKS, LEAST, Updates, alarms, block_means, critical_fall
 
 N = 128
 UP = np.linspace(0.0, 2.0, N)
@@ -25,9 +25,9 @@ def wandering(rng: np.random.Generator, shape: tuple[int, ...], share: float, co
     return np.sqrt(1 - share) * rng.standard_normal(shape) + np.sqrt(share) * correlated(rng, shape, correlation)
 
 
-def study(gold: np.ndarray) -> list[list[Trajectory]]:
+def study(gold: np.ndarray) -> list[list[Updates]]:
     """Arms x seeds of series, with a KL and a proxy that rise throughout."""
-    return [[Trajectory(np.arange(N) * 16.0, UP, one, UP) for one in seeds] for seeds in gold]
+    return [[Updates(np.arange(N) * 16.0, UP, one, UP) for one in seeds] for seeds in gold]
 
 
 def raised(gold: np.ndarray) -> np.ndarray:
@@ -45,10 +45,10 @@ def bend(fall: float) -> np.ndarray:
     return np.where(time < 1 / 3, 6 * time, 2 - fall * (time - 1 / 3) * 1.5)
 
 
-def hacked(rng: np.random.Generator) -> Trajectory:
+def hacked(rng: np.random.Generator) -> Updates:
     """A trial whose gold turns down at a third of the training."""
     gold = bend(4.0) + 0.5 * rng.normal(size=N)
-    return Trajectory(np.arange(N) * 16.0, 20 * np.linspace(0, 1, N) ** 2, gold, UP + 0.1 * rng.normal(size=N))
+    return Updates(np.arange(N) * 16.0, 20 * np.linspace(0, 1, N) ** 2, gold, UP + 0.1 * rng.normal(size=N))
 
 
 def test_a_study_is_judged_as_the_simulations_judge_many() -> None:
@@ -97,23 +97,23 @@ def test_its_kl_is_the_one_where_the_policy_stood_though_kl_falls_back() -> None
     time = np.linspace(0, 1, N)
     kl = np.where(time < 0.4, 18 * time / 0.4, np.maximum(9.0, 18 - 45 * (time - 0.4)))
     gold = np.where(time < 0.4, 5 * time, 2 - 8 * (time - 0.4))
-    (found,) = alarms([[Trajectory(time * 2048, kl, gold, time)]])[0]
+    (found,) = alarms([[Updates(time * 2048, kl, gold, time)]])[0]
     assert found is not None
     assert found.kl == pytest.approx(17.7, abs=0.4)
-    assert alarms([[Trajectory(time * 2048, kl, gold, time[::-1])]])[0] == [None], "the proxy falls too"
+    assert alarms([[Updates(time * 2048, kl, gold, time[::-1])]])[0] == [None], "the proxy falls too"
 
 
 def test_records_may_come_in_any_order_and_with_gaps_and_few_raise_none() -> None:
     trial = hacked(np.random.default_rng(7))
     order = np.random.default_rng(8).permutation(N)
-    gaps = Trajectory(*(column[order] for column in vars(trial).values()))
+    gaps = Updates(*(column[order] for column in vars(trial).values()))
     gaps.gold[::40] = np.nan
     (found,), (wanted,) = alarms([[gaps]])[0], alarms([[trial]])[0]
     assert found is not None
     assert wanted is not None
     assert found.step == pytest.approx(wanted.step, abs=160)
     few = np.arange(LEAST - 1.0)
-    short = Trajectory(few, few, -few, few)
+    short = Updates(few, few, -few, few)
     assert alarms([[short, trial], []]) == [[None, wanted], []]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from studies.claims.falsifiers import Trajectory, Verdict, compare, evaluate
+from studies.claims.falsifiers import Series, Verdict, compare, evaluate
 from studies.definition.falsifier import Falsifier
 
 BEFORE = 100
@@ -30,7 +30,7 @@ def claim(op: Any = ">", threshold: float = 0.1, aggregation: Any = "any", relat
 def judged(
     one: Falsifier, own: dict[int, float], base: dict[int, float], steps: int = BEFORE, last: int = BEFORE
 ) -> Verdict:
-    return compare(one, Trajectory([*own.items()], steps), Trajectory([*base.items()], last))
+    return compare(one, Series([*own.items()], steps), Series([*base.items()], last))
 
 
 def test_the_baseline_is_subtracted_at_the_same_step() -> None:

@@ -18,7 +18,7 @@ from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, w
 from studies.definition.design import Cell
 from studies.definition.schema import Study
 from studies.definition.search import arm, load
-from studies.execution.search import Search
+from studies.execution.search import Proposals
 from studies.execution.started import Started, given_up
 
 FAST = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -33,16 +33,16 @@ class World:
         self.broken = broken or {}
         self.ran: list[str] = []
 
-    def search(self) -> Search:
+    def search(self) -> Proposals:
         """As a hand sees it that begins now."""
-        return Search(self.study, "tiny", {}, self.folder, self._recorded)
+        return Proposals(self.study, "tiny", {}, self.folder, self._recorded)
 
     def start(self) -> None:
         """As a new command does: trials that were given up are tried again."""
         for path in given_up(Started(self.study, "tiny", {}, self.layout, self.folder)):
             path.unlink()
 
-    def run(self, rng: random.Random | None = None, stop_after: int = 10**9, hands: int = 3) -> Search:
+    def run(self, rng: random.Random | None = None, stop_after: int = 10**9, hands: int = 3) -> Proposals:
         """Run a search to its end, or until so many trials have ended."""
         self.start()
         search, running = self.search(), list[Cell]()

@@ -15,7 +15,7 @@ from ablate import app
 from pipeline.run.layout import Layout
 from studies.importing.logs import find_logs
 from studies.importing.maps import check_columns, load_map
-from studies.importing.trials import Trial, read_trial
+from studies.importing.trials import ImportedTrial, read_trial
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +24,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def read(tmp_path: Path) -> Callable[..., Trial]:
+def read(tmp_path: Path) -> Callable[..., ImportedTrial]:
     """``read(rows, key=value, ...)``: the trial that a log of these rows is by a map with these entries."""
 
-    def of(rows: trl_logs.Rows, **entries: Any) -> Trial:
+    def of(rows: trl_logs.Rows, **entries: Any) -> ImportedTrial:
         (tmp_path / "map.yaml").write_text(yaml.safe_dump({"program": "trl-ppo", "steps_per_update": 16, **entries}))
         trl_logs.write(tmp_path / "logs" / "a-seed0.jsonl", rows)
         own, stated = load_map("map.yaml")

@@ -9,9 +9,9 @@ import pytest
 from trl_logs import GROUPS, GRPO, rows
 
 from pipeline.errors import UserError
-from studies.importing.trials import Trial
+from studies.importing.trials import ImportedTrial
 
-Read = Callable[..., Trial]
+Read = Callable[..., ImportedTrial]
 PPO = {key: value for key, value in rows()[3].items() if key != "step"}
 OF_PPO = {
     **{key: value for key, value in PPO.items() if key.startswith("objective/")}, "policy/lr": PPO["lr"],

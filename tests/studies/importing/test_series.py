@@ -13,9 +13,9 @@ from trl_logs import Rows, rows
 from pipeline.errors import UserError
 from studies.importing.maps import load_map
 from studies.importing.run import lines
-from studies.importing.trials import Trial, doubts
+from studies.importing.trials import ImportedTrial, doubts
 
-Read = Callable[..., Trial]
+Read = Callable[..., ImportedTrial]
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 
 

@@ -26,7 +26,7 @@ from pipeline.training import checkpoint
 from pipeline.trial import run_trial
 from studies.definition.schema import single
 from studies.serving.batching import Completion, Server
-from studies.serving.weights import Trial, find
+from studies.serving.weights import ServedTrial, find
 
 
 def equal(a: Any, b: Any) -> bool:
@@ -52,16 +52,16 @@ def test_a_folder_is_served_and_new_weights_in_it_are_taken(tmp_path: Path) -> N
         find(str(folder), Layout(tmp_path))
 
 
-def trial_of(tmp_path: Path, **changes: Any) -> tuple[Trial, Path, Path]:
+def trial_of(tmp_path: Path, **changes: Any) -> tuple[ServedTrial, Path, Path]:
     """A trial whose reference is network 0, and where its checkpoints and its end lie."""
     network(0).save_pretrained(tmp_path / "sft" / "model")
     store = Store(tmp_path / "store")
-    trial = Trial("a/b/0", smoke(**changes), store, lambda: [("train", "k")])
+    trial = ServedTrial("a/b/0", smoke(**changes), store, lambda: [("train", "k")])
     trial.made = {name: Artifact(name, "s", tmp_path / name, "d") for name in ("prompts", "sft", "reward")}
     return trial, store.partial("train", "k") / "checkpoints", store.root / "train" / "k"
 
 
-def loaded(trial: Trial) -> tuple[Any, Any]:
+def loaded(trial: ServedTrial) -> tuple[Any, Any]:
     newest = trial.newest()
     assert newest is not None
     return newest[1]()
