@@ -21,7 +21,7 @@ PENDING = ("failed", STALE, MISSING)
 
 
 @dataclass(frozen=True)
-class Contrast:
+class HypothesisStep:
     """One contrast of a hypothesis."""
 
     weights: Weights
@@ -37,7 +37,7 @@ class Judgement:
     """What the records say of one hypothesis."""
 
     hypothesis: Hypothesis
-    steps: tuple[Contrast, ...]
+    steps: tuple[HypothesisStep, ...]
     outcome: Outcome
     p: float | None
     """Of the opposite of what the estimates show (`contrast.conjunction`)."""
@@ -47,7 +47,7 @@ class Judgement:
     """`p`, corrected over all hypotheses of the study."""
 
     @property
-    def deciding(self) -> Contrast:
+    def deciding(self) -> HypothesisStep:
         """The step on which the verdict rests: of those that are not as expected the one with the smallest p, else the
         one with the largest."""
         failing = [step for step in self.steps if not step.holds]
@@ -96,14 +96,14 @@ def _alone(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
     )
 
 
-def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> Contrast:
+def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> HypothesisStep:
     effect = contrast_of(records, hypothesis.metric, weights)
     if effect is None or effect.seeds < SEEDS:
-        return Contrast(weights, effect, False, None)
-    return Contrast(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin))
+        return HypothesisStep(weights, effect, False, None)
+    return HypothesisStep(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin))
 
 
-def _untestable(records: StudyRecords, hypothesis: Hypothesis, steps: Sequence[Contrast]) -> str:
+def _untestable(records: StudyRecords, hypothesis: Hypothesis, steps: Sequence[HypothesisStep]) -> str:
     absent = [arm for arm in hypothesis.arms if arm not in records.arms]
     if absent:
         return f"{listed(absent)} has not been chosen by the search"
