@@ -20,7 +20,6 @@ from typer.core import TyperGroup
 from pipeline.errors import BROKEN_PIPE, FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.wording import brief, control_character, printable, shown
 from studies.console import cli
-from studies.importing.cli import import_command
 
 if TYPE_CHECKING:
     from pipeline.run.layout import StudyFolder
@@ -171,7 +170,7 @@ for command in (
     cli.score,
 ):
     app.command()(guarded(command))
-app.command("import")(guarded(import_command))
+app.command("import")(guarded(cli.import_command))
 
 
 def _draw(study: Study, folder: StudyFolder) -> Path | None:

@@ -19,7 +19,7 @@ from pipeline.rewards.base import Calibrated, Completions
 from pipeline.rewards.composite import Proxy
 from studies.serving import batching
 from studies.serving.batching import Completion, Server
-from studies.serving.weights import Revision, Trial
+from studies.serving.weights import Revision, ServedTrial
 
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 POSITIONS = 96
@@ -41,7 +41,7 @@ def network(seed: int) -> CausalLM:
     return freeze(lm)
 
 
-class States(Trial):
+class States(ServedTrial):
     """A trial whose newest weights are those of `step`, and whose reference is network 0."""
 
     def __init__(self) -> None:

@@ -14,13 +14,12 @@ from typing import Any
 import pandas as pd
 
 from pipeline.config.names import nearest
-from pipeline.data.files import check_rows
 from pipeline.errors import UserError
-from pipeline.named_files import UNREADABLE, below, first_line, is_file, leaves, require_file, state
+from pipeline.named_files import UNREADABLE, below, first_line, is_file, require_file, state
 from pipeline.run.layout import safe
 from studies.importing.maps import PROMPT_ID, Map, first, present
 
-MOST_BYTES, MOST_ROWS = 2**30, 2_000_000
+MOST_BYTES = 2**30
 """Of one file: a trial writes a record for each step."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 RULE = f"name logs ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with {', '.join(SUFFIXES)}"
@@ -44,8 +43,6 @@ def find_logs(folder: Path, own: Map) -> tuple[dict[Cell, pd.DataFrame], dict[st
     found, unread = dict[Cell, dict[str, pd.DataFrame]](), dict[str, str]()
     for label, path in _files(folder) if folder.is_dir() else [(folder.with_suffix(""), folder)]:
         name, trial = path.relative_to(root).as_posix(), label.relative_to(root).as_posix()
-        if leaves(path, root):
-            raise UserError(f"{folder}: '{name}' is a link that leaves the folder; put the file itself there")
         try:
             table = read_table(path)
         except UserError as error:
@@ -110,7 +107,6 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
     if path.suffix == ".parquet":
         import pyarrow.parquet as pq
 
-        check_rows(path, MOST_ROWS)
         with pq.ParquetFile(path) as file:
             yield from enumerate(file.read(use_threads=False).to_pylist(), 1)
     elif path.suffix == ".csv":
@@ -144,10 +140,7 @@ def _files(folder: Path) -> list[tuple[Path, Path]]:
 def _cell(trial: str, path: Path) -> Cell | None:
     """Arm and seed in the name of a trial; None where it does not hold them. Raises `UserError`."""
     fit = next((fit for form in _FORMS if (fit := re.fullmatch(form, trial, re.IGNORECASE))), None)
-    try:
-        return (safe((fit["arm"] or path.resolve().parent.name).replace("/", "-")), int(fit["seed"])) if fit else None
-    except UserError as error:
-        raise UserError(f"{path}: arm: {error}") from None
+    return (safe((fit["arm"] or path.resolve().parent.name).replace("/", "-")), int(fit["seed"])) if fit else None
 
 
 def _trials(rows: pd.DataFrame, label: str, own: Map) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,16 @@ from studies.definition.schema import IMPORTED, Study, load_study, study_names
 from studies.execution.started import alone
 from studies.importing.logs import Cell, find_logs
 from studies.importing.maps import check_columns, load_map
-from studies.importing.trials import FIELDS, ImportedTrial, Problem, doubts, ends, read_trial
+from studies.importing.trials import ImportedTrial, Problem, doubts, ends, read_trial
 
 STAGE, FORMAT = "imported", "studies.importing/3"
 """Of every key: `FORMAT` is to be raised when the same log would give other series."""
+NOTE = (
+    "These trials were run by another program and imported: how they were configured, sampled and judged, and how their"
+    " KL was estimated, is not known here. Where a metric was not evaluated, the mean of the last tenth of each trial's"
+    " training records stands in its place. Rewards are in the units of the logs, unless the map converts them."
+)
+"""What stands at the head of the page."""
 PREFERRED = ("eval/win_rate", "eval/gold", "objective/gold", "eval/proxy", "objective/scores")
 """What a study that is written here compares arms on: the first that every trial has."""
 
@@ -38,8 +44,8 @@ def import_folder(
 ) -> tuple[Study, list[str]]:
     """Bring the logs below `folder` into the store as trials of the study `name`. Also returns what was done, in lines.
 
-    One that it holds from other rows or by another map is an error, unless `replace`: then it holds the trials of this
-    import alone. Raises `UserError`, and changes nothing, where a log cannot be understood.
+    A study that holds other trials, rows or another map is refused, unless `replace`: then it holds this import alone.
+    Raises `UserError`, and changes nothing, where a log cannot be understood.
     """
     own, stated = load_map(map_, steps_per_update)
     logs, unread = find_logs(folder, own)
@@ -51,39 +57,32 @@ def import_folder(
     writable(layout.root)
     target = layout.study(file.stem, IMPORTED)
     with alone(target, file.stem):
-        started = {} if replace else target.started()
-        before = {} if replace else {(record.arm, record.seed): record for record in target.records()}
-        known = {cell: (one.config["imported"], one.config["mapping"]) for cell, one in before.items()}
-        if changed := [cell for cell in known if cell in trials and known[cell] != (trials[cell].origin, stated)]:
+        held = () if replace else target.records()
+        known = {(one.arm, one.seed): (one.config["imported"], one.config["mapping"]) for one in held}
+        brought = {cell: (trial.origin, stated) for cell, trial in trials.items()}
+        if known and (changed := [cell for cell in known | brought if known.get(cell) != brought.get(cell)]):
             raise UserError(
                 f"--name {name}: {_labels(changed)}: recorded from other logs or by another map; nothing was changed."
                 f" Give --replace to put this import in the place of all of '{name}', or choose another name"
             )
-        new = {cell: trial for cell, trial in trials.items() if cell not in before}
-        metrics = [{*record.ends, *record.summary} for record in before.values()]
-        metrics += [{*trial.series, *trial.summary} for trial in new.values()]
-        study = _study(file, [*before, *new], set.intersection(*metrics), folder)
-        problems, records, store = [*started.get("problems", ())], [*before.values()], Store(layout.store)
-        for trial in new.values():
+        study, problems, records, store = _study(file, trials, folder), list[Problem](), [], Store(layout.store)
+        for trial in trials.values():
             problems += [*trial.problems, *doubts(trial, study.arm_overrides()[trial.arm])]
             records.append(_record(study, trial, stated, store))
-        for path in target.trial_files() if replace else ():
+        for path in target.trial_files():
             path.unlink()
         for record in records:
             write_atomic(target.trial_file(record.arm, record.seed), record_text(record))
+        notes = [NOTE, *(f"The import found: {line}." for line in lines(problems))]
         content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
-        content |= {"environment": {}, "notes": caveats(records, problems), "problems": problems}
-        write_atomic(target.study_file, sealed(content))
-        table = pd.DataFrame(problems, columns=FIELDS).to_csv(index=False, lineterminator="\n")
-        write_atomic(target.path / "problems.csv", table)
+        write_atomic(target.study_file, sealed({**content, "environment": {}, "notes": notes}))
     return study, [
         *lines(problems),
-        *([f"All faults, by file: {target.path / 'problems.csv'}"] if problems else []),
         f"Taken: {', '.join(dict.fromkeys(one for trial in trials.values() for one in trial.taken))}",
         f"Not taken: {', '.join(dict.fromkeys(one for trial in trials.values() for one in trial.left)) or 'nothing'}",
         *(f"Not read: {name}: {why}" for name, why in unread.items()),
         f"{study.name}: {len(records)} trials of {len(study.arm_overrides())} arms, up to"
-        f" {max(record.steps for record in records):,} gradient steps; new: {_labels(new)}",
+        f" {max(record.steps for record in records):,} gradient steps",
         f"Study: {study.source}; it compares with {study.baseline} on {study.objective.metric}",
         f"Next:  ablate report {study.argument}   or   ablate falsify {study.argument}   or, for MLflow, ablate sync",
     ]
@@ -105,66 +104,40 @@ def lines(problems: Iterable[Problem]) -> list[str]:
     return found
 
 
-def caveats(records: Sequence[TrialRecord], problems: Iterable[Problem]) -> list[str]:
-    """What stands at the head of the page."""
-    recorded = {key for record in records for key in (*record.ends, *record.summary)}
-    notes = [
-        "These trials were run by another program and imported: how they were configured and sampled is not known here."
-    ]
-    if any("evaluate" in record.stages for record in records):
-        notes.append(
-            "Outcomes by prompt are as the other program published them: by which judge, and how their KL was"
-            " estimated, is not known here. A number that it did not publish is absent."
-        )
-    elif "eval/win_rate" not in recorded:
-        judge = "" if recorded & {"eval/gold", "objective/gold"} else " no judge but the reward that was trained on,"
-        notes.append(
-            f"The import holds no win rate against the reference,{judge} and no exact KL. Where a metric was not"
-            " evaluated, the mean of the last tenth of each trial's training records stands in its place."
-        )
-    stated = [record.config["mapping"].get("metrics", {}).get("objective/scores") for record in records]
-    calibrated = all(isinstance(one, dict) and {"factor", "subtract"} & {*one} for one in stated)
-    if not calibrated and recorded & {"objective/scores", "objective/rlhf_reward", "objective/non_score_reward"}:
-        notes.append("Rewards are in the units of the logs, whatever unit an axis or a table names.")
-    return notes + [f"The import found: {line}." for line in lines(problems)]
-
-
 def _labels(cells: Iterable[Cell]) -> str:
     labels = [f"{arm} seed {seed}" for arm, seed in cells]
     return ", ".join(labels[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "") or "none"
 
 
-def _study(file: Path, cells: Sequence[Cell], metrics: set[str], folder: Path) -> Study:
-    """The study of these trials, which all have some metrics; its file is written where nobody has edited it. Raises
-    `UserError` for an edited file that does not list the trials."""
-    head, _, body = (file.read_text("utf-8") if file.exists() else "").partition("\n")
-    study, arms = load_study(file) if file.exists() else None, list(dict.fromkeys(arm for arm, _ in cells))
-    if study is not None and head != _head(body):
-        lost = [cell for cell in cells if cell[0] not in study.arm_overrides() or cell[1] not in study.seeds]
+def _study(file: Path, trials: Mapping[Cell, ImportedTrial], folder: Path) -> Study:
+    """The study of these trials; its file is written where there is none. Raises `UserError` for a file that does not
+    list them."""
+    if file.exists():
+        study = load_study(file)
+        lost = [(arm, seed) for arm, seed in trials if arm not in study.arm_overrides() or seed not in study.seeds]
         if study.kind != IMPORTED or lost:
             raise UserError(
-                f"{file}: {_labels(lost or cells)}: not listed; add the arm under `imported` and the seed under `seeds`"
+                f"{file}: {_labels(lost or trials)}: not listed; add the arm under `imported` and the seed under"
+                " `seeds`, or delete the file, and it is written anew"
             )
         return study
+    metrics = set.intersection(*({*trial.series, *trial.summary} for trial in trials.values()))
     directed = sorted(key for key in metrics if METRICS[key].direction)
-    metric = next((key for key in (*PREFERRED, *directed) if key in metrics), PREFERRED[0])
+    metric, arms = (
+        next((key for key in (*PREFERRED, *directed) if key in metrics), PREFERRED[0]),
+        list(dict.fromkeys(arm for arm, _ in trials)),
+    )
     content = {
-        "question": study.question if study else f"What do the trials imported from {folder.resolve().name} show?",
-        "baseline": study.baseline if study and study.baseline in arms else arms[0],
-        "seeds": sorted({seed for _, seed in cells}),
+        "question": f"What do the trials imported from {folder.resolve().name} show?",
+        "baseline": arms[0],
+        "seeds": sorted({seed for _, seed in trials}),
         "objective": {"metric": metric, "direction": METRICS[metric].direction},
         "imported": {arm: {} for arm in arms},
     }
     body = yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=140, allow_unicode=True)
     body += "# Say what each arm was, such as {kl.beta: 0.05}: a known kl.beta checks the unit of KL.\n"
-    write_atomic(file, f"{_head(body)}\n{body}")
+    write_atomic(file, f"# Written by ablate import\n{body}")
     return load_study(file)
-
-
-def _head(body: str) -> str:
-    """The first line of a study's file that nobody has edited."""
-    digest = hashlib.sha256(body.encode()).hexdigest()[:16]
-    return f"# Written by ablate import ({digest}); it grows with further imports until it is edited"
 
 
 def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store: Store) -> TrialRecord:

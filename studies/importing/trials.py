@@ -58,10 +58,8 @@ class ImportedTrial:
 def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> ImportedTrial:
     """Read a trial. Raises `UserError` for rows or prompts that cannot be placed, and where no column is known."""
     digest = hashlib.sha256(rows.to_csv().encode("utf-8", "backslashreplace")).hexdigest()
-    trial, axis = (
-        ImportedTrial(*cell, {"file": ", ".join(rows.index.unique(0)), "sha256": digest}),
-        first(own.step, rows),
-    )
+    trial = ImportedTrial(*cell, {"file": ", ".join(rows.index.unique(0)), "sha256": digest})
+    axis = first(own.step, rows)
     trial.problems += [_fault("cut", "", rows[CUT], rows[CUT].notna(), "left out")] if CUT in rows else []
     of_steps = rows.groupby(level=0)[axis].transform("count") > 0 if axis else pd.Series(False, rows.index)
     for part, x in ((rows[of_steps], axis), (rows[~of_steps], None)):
@@ -95,8 +93,8 @@ def doubts(trial: ImportedTrial, settings: Mapping[str, Any]) -> Iterator[Proble
     heads = [f"objective/{key}" for key in ("kl", "non_score_reward", "rlhf_reward", "scores", "entropy", "kl_coef")]
     table = pd.DataFrame(trial.series).reindex(columns=[*heads, "objective/kl_per_token", "policy/entropy"])  # else NaN
     kl, penalty, reward, scores, entropy, beta, kl_per_token, entropy_per_token = (table[key] for key in table)
-    stated = [settings.get(key) for key in ("kl.beta", "ppo.kl_coef", "kl_coef")]
-    beta = next((pd.Series(one, table.index) for one in stated if isinstance(one, int | float)), beta)
+    stated = settings.get("kl.beta")
+    beta = pd.Series(stated, table.index) if isinstance(stated, int | float) else beta
     large = (kl.abs() > 1e-3) & (beta > 0)
     ratio = float((-penalty / (beta * kl))[large].median())
     guess = "KL is in bits" if abs(ratio - math.log(2)) < 0.03 else "KL is per token" if ratio > 2 else "units differ"

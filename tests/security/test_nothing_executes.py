@@ -37,7 +37,7 @@ from pipeline.run.layout import Layout, read_sealed
 from pipeline.training import checkpoint, rounds
 from studies.execution.scoring_sheet import read_sheet
 from studies.importing.logs import read_table
-from studies.serving.weights import Trial
+from studies.serving.weights import ServedTrial
 from studies.tracking import store
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: 
     folder.mkdir()
     path = folder / f"update_00000001.{digest}.pt"
     path.write_bytes(content)
-    for read in (lambda: checkpoint.load_latest(folder, print), lambda: Trial._checkpoint(Mock(), "k", path)):
+    for read in (lambda: checkpoint.load_latest(folder, print), lambda: ServedTrial._checkpoint(Mock(), "k", path)):
         with pytest.raises(Exception, match=r"[Ww]eights.only|magic number|[Uu]npickl|[Tt]orch[Ss]cript|archive"):
             read()
     assert not mark.exists()

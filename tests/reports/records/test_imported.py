@@ -78,7 +78,7 @@ def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], mo
     folder = render_report(*imported).parent
     page = (folder / "index.html").read_text()
     for text in (
-        "no win rate against the reference", "Where training ended",
+        "how their KL was estimated, is not known here", "Where training ended",
         "beta_0.05/seed_1.jsonl, line 1: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: ",
         "beta_0.01/seed_2.jsonl, line 9: objective/kl = NaN: not finite",
     ):  # fmt: skip

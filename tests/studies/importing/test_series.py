@@ -127,9 +127,9 @@ BITS, TOKENS = (1 / math.log(2), 0), (1 / 24, 0)
 @pytest.mark.parametrize(
     ("made", "settings", "words"),
     [
-        (rows(), {"kl_coef": 0.05}, ""),
+        (rows(), {"kl.beta": 0.05}, ""),
         (edited(objective__kl_coef=(0, 0.05)), {}, ""),
-        (edited(objective__kl=BITS), {"kl_coef": 0.05}, "KL is in bits"),
+        (edited(objective__kl=BITS), {"kl.beta": 0.05}, "KL is in bits"),
         (edited(objective__kl=TOKENS), {"kl.beta": 0.05}, "the penalty is 24 x kl_coef x KL: KL is per token"),
         (edited(objective__scores=(3, 0)), {}, "not the score plus the KL penalty"),
     ],
