@@ -43,7 +43,7 @@ except KeyboardInterrupt:
 """
 """``ablate`` without the report, which only reads what is compared here."""
 SETTINGS = ("--set", "train.steps=192", "--set", "runtime.checkpoint_updates=2", "--jobs", "2")
-LONGEST = 300.0
+LONGEST = 1200.0
 """Seconds after which a command counts as hanging."""
 Identity = dict[str, str]
 

@@ -23,7 +23,7 @@ from ray_nodes import TooBusy
 
 from pipeline.errors import FAULT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 MOST_CALLS = 4
 """Times that the command is given until the study must be complete."""
 SEEN_LATER = "what was damaged was seen by the next command"
