@@ -330,6 +330,12 @@ def write_atomic(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8")
 
 
+def write_changed(path: Path, text: str) -> None:
+    """`write_atomic`, unless the file holds this text: then what is newer than the file need not be made again."""
+    if not path.exists() or path.read_bytes() != text.encode():
+        write_atomic(path, text)
+
+
 def write_json(path: Path, value: Any) -> None:
     """`write_atomic` of indented JSON with sorted keys."""
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True, allow_nan=False) + "\n")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS
-from pipeline.errors import WITHOUT_MISSING, UserError
+from pipeline.errors import INTERRUPTED, WITHOUT_MISSING, UserError
 from pipeline.named_files import place
 from pipeline.wording import control_character, printable
 from studies.hints import command
@@ -413,7 +413,7 @@ def serve(
 
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
-    """Make MLflow and optuna.db what a study's records say."""
+    """Bring MLflow and optuna.db up to date with a study's records."""
     from pipeline.errors import FAULT
     from pipeline.run.layout import Layout
     from studies.claims.verdicts import verdicts
@@ -421,18 +421,20 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     from studies.definition.schema import load_study
     from studies.definition.search import confirmation
     from studies.execution.optuna_file import write_optuna
+    from studies.execution.search import searched
     from studies.tracking.sync import View
     from studies.tracking.sync import sync as send
 
     chosen, layout, console = load_study(name), Layout.at(out), terminal()
-    folder = layout.study(chosen.name, profile or chosen.profile)
+    on = profile or chosen.profile
+    folder = layout.study(chosen.name, on)
     started, records = folder.started(), folder.records()
     if not records:
         raise UserError(f"{folder.path} has no finished trial to send; start with: ablate study {name}")
-    compared = confirmation(chosen, folder)
-    plan = planned(compared, profile, started.get("overrides", {}))
+    compared, overrides = confirmation(chosen, folder), started.get("overrides", {})
+    plan = planned(compared, on, overrides)
     sent = send(
-        View(chosen, profile or chosen.profile, layout, folder, plan, records[0].environment),
+        View(chosen, on, layout, folder, plan, records[0].environment),
         partial(say, console, style="yellow"),
         status="complete",
         verdicts=verdicts(compared, folder, plan),
@@ -441,7 +443,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
         raise UserError(f"another process is sending the records of {chosen.name} to MLflow; wait for it")
     wanted = {(cell.arm, cell.seed) for cell in plan}
     known = [record for record in records if (record.arm, record.seed) in wanted]
-    write_optuna(compared, folder, plan, known)
+    write_optuna(compared, folder, plan, known, partial(searched, chosen, on, overrides, folder))
     if not sent.complete:
         raise typer.Exit(FAULT)
     which = f"all {len(known)}" if len(known) == len(plan) else f"{len(known)} of {len(plan)}"
@@ -484,7 +486,7 @@ def _run(
         )
     except KeyboardInterrupt:
         say(console, "interrupted; the same command continues")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     claims = standing(chosen, result.folder, profile or chosen.profile, overrides)
     found: dict[str, Any] = {}
     with suppress(Fault):

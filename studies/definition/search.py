@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_atomic
+from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_changed
 from studies.definition.arms import BASELINE
 from studies.definition.checks import CONFIRM
 from studies.definition.schema import Study
@@ -59,10 +59,10 @@ def violations(study: Study, status: str, summary: Mapping[str, float]) -> dict[
     return {**bounds, "ended": ENDED.get(status, 0.0) if judged else WORST}
 
 
-def tried(study: Study, number: int, overrides: Mapping[str, Any], record: TrialRecord | None) -> Tried:
-    """A trial of a search as its record tells it; without one, it failed."""
+def tried(study: Study, number: int, overrides: Mapping[str, Any], record: TrialRecord) -> Tried:
+    """A trial of a search as its record tells it."""
     assert study.search is not None
-    status, summary = (record.status, record.summary) if record else ("failed", {})
+    status, summary = record.status, record.summary
     metrics = dict.fromkeys(
         [
             *(objective.metric for objective in objectives(study)),
@@ -71,7 +71,7 @@ def tried(study: Study, number: int, overrides: Mapping[str, Any], record: Trial
     )
     values = {key: summary[key] for key in metrics if _measured(summary, key)}
     feasible = all(value <= 0 for value in violations(study, status, summary).values())
-    return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps if record else 0)
+    return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps)
 
 
 def trial_of(entry: Mapping[str, Any]) -> Tried:
@@ -121,7 +121,7 @@ def choose(trials: Sequence[Tried], aims: Sequence[Objective], top: int, base: M
 
 
 def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: Sequence[Tried]) -> None:
-    """Write ``search.json`` in one step."""
+    """Write ``search.json``, where that changes it."""
     content = {
         **_identity(study),
         "trials": [asdict(trial) for trial in trials],
@@ -131,7 +131,7 @@ def save(study: Study, folder: StudyFolder, trials: Sequence[Tried], confirmed: 
             for rank, trial in enumerate(confirmed, 1)
         ],
     }
-    write_atomic(folder.search_file, sealed(content))
+    write_changed(folder.search_file, sealed(content))
 
 
 def load(study: Study, folder: StudyFolder) -> dict[str, Any] | None:

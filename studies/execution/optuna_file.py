@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.run.layout import StudyFolder, TrialRecord, replacing
@@ -21,9 +21,10 @@ def write_optuna(
     folder: StudyFolder,
     plan: Sequence[Planned],
     records: Sequence[TrialRecord],
-    search: OptunaStudy | None = None,
+    search: Callable[[], OptunaStudy | None],
 ) -> None:
-    """Write the compared trials as a study of Optuna, and beside it the search that chose them.
+    """Write the compared trials as a study of Optuna, and beside it the search that chose them, where `search` gives
+    one.
 
     Does nothing where the file is newer than the records.
     """
@@ -35,10 +36,10 @@ def write_optuna(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with replacing(folder.optuna_file) as beside:
         storage = f"sqlite:///{beside}"
-        if search is not None:
+        if (searched := search()) is not None:
             optuna.copy_study(
-                from_study_name=search.study_name,
-                from_storage=search._storage,
+                from_study_name=searched.study_name,
+                from_storage=searched._storage,
                 to_storage=storage,
                 to_study_name=f"{study.name}-search",
             )

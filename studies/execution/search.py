@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
@@ -17,6 +18,7 @@ from filelock import FileLock
 from pipeline.config.effects import value_at
 from pipeline.config.loading import load_config
 from pipeline.run.layout import StudyFolder, TrialRecord
+from studies.definition.checks import CONFIRM
 from studies.definition.design import Cell
 from studies.definition.fields import STOP_KEY
 from studies.definition.own import with_code
@@ -25,6 +27,7 @@ from studies.definition.schema import Study
 from studies.definition.search import Tried, arm, choose, load, objectives, save, tried, violations
 from studies.definition.space import Dimension
 from studies.execution.optuna_file import objective_value
+from studies.execution.records import sound_record
 
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
@@ -68,17 +71,23 @@ class Proposals:
         Writes `search.json` where that lacks a trial that has ended.
         """
         known = len(self.ended)
+        left = self.replay()
+        if not left and not self.over:
+            self._save(self._chosen())
+            self.over = True
+        elif len(self.ended) > known:
+            self._save(())
+        return left
+
+    def replay(self) -> list[Cell]:
+        """As `advance`, but writes nothing."""
         self._take_in()
         while len(self._asked) < self._search.trials and self._tell_until(len(self._asked) - self._search.parallel):
             self._propose(len(self._asked))
             self._take_in()
         left = [cell for number, (_, cell) in enumerate(self._asked) if number not in self.ended]
-        if not left and len(self._asked) == self._search.trials and not self.over:
+        if not left:
             self._tell_until(len(self._asked) - 1)
-            self._save(self._chosen())
-            self.over = True
-        elif len(self.ended) > known:
-            self._save(())
         return left
 
     @property
@@ -103,7 +112,7 @@ class Proposals:
 
     def summary(self, plan: Sequence[Cell]) -> tuple[str, str]:
         """The whole search in one line, and its style; `plan` holds the trials of the confirmation."""
-        arms = list(dict.fromkeys(cell.arm for cell in plan if cell.arm.startswith("confirm-")))
+        arms = list(dict.fromkeys(cell.arm for cell in plan if cell.arm.startswith(CONFIRM)))
         head = f"search: {len(self.trials)} trials, {sum(trial.feasible for trial in self.trials)} feasible; "
         if arms:
             return f"{head}confirmed on fresh seeds and prompts: {', '.join(arms)}", "bold"
@@ -157,6 +166,15 @@ class Proposals:
             before = load(self._study, self._folder)
             if before is None or len(before["trials"]) < len(self.ended) or chosen:
                 save(self._study, self._folder, self.trials, chosen)
+
+
+def searched(study: Study, profile: str, overrides: Mapping[str, Any], folder: StudyFolder) -> OptunaStudy | None:
+    """The search of a study as far as its records tell it; None for a study without one."""
+    if study.search is None:
+        return None
+    proposals = Proposals(study, profile, overrides, folder, partial(sound_record, folder))
+    proposals.replay()
+    return proposals.optuna
 
 
 def seed_of(seed: int, number: int) -> int:

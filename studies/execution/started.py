@@ -22,7 +22,7 @@ from filelock import FileLock
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, UserError
 from pipeline.run.dag import StagePlan
-from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_atomic
+from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_changed
 from pipeline.run.locks import is_held
 from pipeline.run.lost import own_stages
 from pipeline.stages.sources import precision
@@ -169,9 +169,7 @@ def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) ->
     if is_registered(run.study):
         claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
         content["registered"] = register(claims, run.folder, commit, say)
-    text, file = sealed(content), run.folder.study_file
-    if not file.exists() or file.read_text("utf-8") != text:  # a page that is newer need not be drawn again
-        write_atomic(file, text)
+    write_changed(run.folder.study_file, sealed(content))
 
 
 def _set_damaged_aside(folder: StudyFolder, say: Callable[[str], None]) -> None:

@@ -103,8 +103,8 @@ def run_study(
                 display.line(*agenda.search.summary(agenda.plan))
             records = [agenda.settled[cell.arm, cell.seed] for cell in agenda.plan]
             judged = verdicts(agenda.compared, run.folder, agenda.plan)
-            searched = agenda.search.optuna if agenda.search else None
-            write_optuna(agenda.compared, run.folder, agenda.plan, records, searched)
+            search = agenda.search
+            write_optuna(agenda.compared, run.folder, agenda.plan, records, lambda: search.optuna if search else None)
             with FileLock(run.folder.lock_file("report")):
                 report = after(run.folder) if after else None
             tracking.end("complete", verdicts=judged)

@@ -13,9 +13,10 @@ from fake_trial import SEARCH
 from hypothesis import given
 from hypothesis import strategies as st
 from light_study import Write
+from typer.testing import CliRunner
 
 from pipeline.config.trial import TrialConfig
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, StudyFolder
 from studies.claims.verdicts import of_record
 from studies.definition.design import cells
 from studies.definition.schema import Study, load_study
@@ -99,11 +100,11 @@ def test_again_nothing_runs_and_a_lost_file_is_made_again_from_the_records(whole
     study, layout = whole.study, Layout(tmp_path / "copy")
     shutil.copytree(whole.layout.root, layout.root)
     file = layout.study(study.name, "tiny").search_file
-    before = file.read_text()
+    before, written = file.read_text(), file.stat().st_mtime_ns
     _, text = go(study, layout)
     assert "already recorded: 14 of 14 trials of the search" in text
     assert "already recorded: 6 of 6 trials of the confirmation" in text
-    assert file.read_text() == before
+    assert (file.read_text(), file.stat().st_mtime_ns) == (before, written), "nor is anything made again that is newer"
     file.unlink()
     go(study, layout)
     assert file.read_text() == before
@@ -132,6 +133,27 @@ def test_the_search_is_kept_where_optunas_tools_look(whole: Whole) -> None:
     assert len(kept.trials) == 14
     assert kept.best_trial.number == whole.content["confirmed"][0]["number"]
     assert kept.trials[0].constraints.keys() == {"eval/kl_per_token <= 0.3", "ended"}
+
+
+def test_sync_brings_the_search_back(whole: Whole, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import optuna
+
+    from ablate import app
+
+    def told(folder: StudyFolder) -> list[tuple[Any, ...]]:
+        kept = optuna.load_study(study_name="small-search", storage=f"sqlite:///{folder.optuna_file}")
+        return [(one.number, one.state, one.params, one.values, one.constraints) for one in kept.trials]
+
+    layout = Layout(tmp_path / "copy")
+    shutil.copytree(whole.layout.root, layout.root)
+    folder = layout.study("small", "tiny")
+    before = told(folder)
+    folder.optuna_file.unlink()
+    monkeypatch.setattr("studies.tracking.sync.sync", lambda *arguments, **more: Synced(True, 0))
+    done = CliRunner().invoke(app, ["sync", whole.study.source, "--out", str(layout.root)])
+    assert done.exit_code == 0, done.output
+    assert told(folder) == before
+    assert len(before) == 14
 
 
 def test_the_confirmation_is_a_study_of_its_own(write_study: Write, whole: Whole) -> None:
