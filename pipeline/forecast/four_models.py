@@ -18,7 +18,9 @@ ADAM, HALF = 16.0, 2.0
 (Rajbhandari 2020, arXiv 1910.02054, section 3.1). fp32 throughout takes as much: 4, 4 and 8."""
 ADAPTER_SHARE = 0.01
 """Parameters of an adapter, as a share of its network's."""
-HALF_LORA, EIGHT_LORA, FOUR_LORA = (FROZEN_BYTES[how] + ADAPTER_SHARE * ADAM for how in ("fp16", "8bit", "4bit"))
+HALF_LORA, EIGHT_LORA, FOUR_LORA = (
+    held + ADAPTER_SHARE * ADAM for held in (HALF, FROZEN_BYTES["8bit"], FROZEN_BYTES["4bit"])
+)
 BYTES: dict[str, tuple[float, float, float, float]] = {
     "4 bytes a trained parameter, 2 a frozen one": (4.0, HALF, 4.0, HALF),
     "Adam with fp32 masters, the others in half precision": (ADAM, HALF, ADAM, HALF),

@@ -14,8 +14,8 @@ from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.machine import GIB
 from pipeline.rewards.learned_settings import is_judged
 
-FROZEN_BYTES = {"none": 4.0, "fp32": 4.0, "fp16": 2.0, "bf16": 2.0, "8bit": 1.0, "4bit": 0.516}
-"""Per frozen weight of a linear map, by how it is held. In 4 bits half a byte, and the scales of blocks of 64,
+FROZEN_BYTES = {"none": 4.0, "8bit": 1.0, "4bit": 0.516}
+"""Per frozen weight of a linear map, by `quantize`. In 4 bits half a byte, and the scales of blocks of 64,
 themselves in 8 bits (Dettmers 2023); in 8 bits one scale for each output is left out."""
 INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20
 """Resident set of a worker with its libraries but no network, and what importing peft adds. Measured on Linux."""

@@ -20,19 +20,14 @@ from pipeline.intervals import student
 from pipeline.named_files import place
 from pipeline.rewards.kinds import KINDS
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
-from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import METRICS, PER_PROMPT
 from pipeline.run.store import artifact_of, checked, file_of
 from studies.execution.recorded import find_trial, folder_of
 
-PER_PROMPT = {
-    "eval/gold": "policy_gold",
-    "eval/gold_reference": "reference_gold",
-    "eval/proxy": "policy_proxy",
-    "eval/proxy_reference": "reference_proxy",
-    "eval/kl_per_sequence": "kl",
-    "eval/length": "policy_length",
-}
-"""Means over prompts, and the column of the evaluation's table that they are the mean of."""
+MEANS = (
+    "eval/gold", "eval/gold_reference", "eval/proxy", "eval/proxy_reference", "eval/kl_per_sequence", "eval/length",
+)  # fmt: skip
+"""Figures that are means over prompts."""
 WIN_RATES = ("eval/win_rate", "eval/win_rate_proxy")
 """Figures whose interval is in the record."""
 WHOLE = ("eval/kl_per_token", "eval/entropy", "eval/eos_rate", "eval/distinct_2", "eval/ppl_reference")
@@ -166,9 +161,10 @@ def recipe_of(sections: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _figures(record: TrialRecord, prompts: Path) -> Iterator[str]:
     import pandas as pd
 
-    table, summary = pd.read_parquet(prompts, columns=list(PER_PROMPT.values())), record.summary
+    columns = {key: PER_PROMPT[key][0] for key in MEANS}
+    table, summary = pd.read_parquet(prompts, columns=list(columns.values())), record.summary
     rows = {key: (summary[key], summary[f"{key}_low"], summary[f"{key}_high"]) for key in WIN_RATES}
-    rows |= {key: student(table[column].to_numpy(dtype=float)) for key, column in PER_PROMPT.items()}
+    rows |= {key: student(table[column].to_numpy(dtype=float)) for key, column in columns.items()}
     for key, (value, low, high) in rows.items():
         yield (
             f"| {key}: {METRICS[key].formula} | {value:.4g} [{low:.4g}, {high:.4g}] | {METRICS[key].unit} |"

@@ -12,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from pipeline.faults import in_words
 from pipeline.run.layout import Layout
 from studies.tracking.view import TAG
 
@@ -29,7 +30,7 @@ def public(text: str) -> str:
 
 def in_line(error: Exception) -> str:
     """An exception in one line, without passwords."""
-    return f"{type(error).__name__}: {public((str(error).strip().splitlines() or [''])[0])[:200]}"
+    return public(in_words(error))[:220]
 
 
 def connect(layout: Layout) -> Any:

@@ -5,7 +5,6 @@ The experiment has one parent run for each study folder, and below it one run fo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from filelock import FileLock, Timeout
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Fault, Gone
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
-from pipeline.run.store import file_of
+from pipeline.run.store import file_digest, file_of
 from studies.claims.falsifiers import Verdict
 from studies.claims.symptoms import health_of
 from studies.claims.verdicts import of_record
@@ -152,7 +151,7 @@ def _fingerprints(view: View) -> dict[str, Path]:
 def _hash(path: Path) -> str:
     """SHA-256 of a file; empty where there is none."""
     with suppress(OSError):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return file_digest(path)
     return ""
 
 
