@@ -306,12 +306,16 @@ def writable(root: Path) -> None:
         ) from None
 
 
+HALF_WRITTEN = ".part"
+"""End of the name of a file that will replace another; a kill can leave it behind."""
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Replace a file in one step by what the block writes to the path that it gets: a reader sees the old content or
     the new, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)
     beside = Path(name)
     try:
         yield beside

@@ -30,7 +30,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone
-from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
+from pipeline.run.layout import HALF_WRITTEN, StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
 from pipeline.run.locks import is_held
 
 MANIFEST = "manifest.json"
@@ -132,6 +132,8 @@ class Store:
             partial.mkdir(parents=True, exist_ok=True)
             if kept and aside.exists() and not (partial / kept).exists():
                 os.replace(aside, partial / kept)
+            for half_written in partial.rglob(f".*{HALF_WRITTEN}"):
+                half_written.unlink()
             token = secrets.token_hex(8)
             (partial / OWNER).write_text(token, "ascii")
             meta = make(partial)

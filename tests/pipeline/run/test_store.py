@@ -207,6 +207,21 @@ Store(Path(sys.argv[1])).build("s", "k", {}, make, resumable=False)
     assert store.build("s", "k", {}, fill(), resumable=False).meta == {"n": 1}
 
 
+def test_a_kill_while_a_file_is_replaced_changes_no_digest(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from pipeline.run.store import Store
+os.fsync = lambda file: os._exit(9)
+Store(Path(sys.argv[1])).build("s", "k", {}, lambda out: {"n": 1}, resumable=True)
+"""
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
+    store, whole = Store(tmp_path), Store(tmp_path / "whole")
+    assert list(store.partial("s", "k").glob(".manifest.json.*"))
+    built, undisturbed = (one.build("s", "k", {}, fill(), resumable=True) for one in (store, whole))
+    assert built.digest == undisturbed.digest
+
+
 def test_only_the_output_root_itself_may_link_to_another_disk(tmp_path: Path) -> None:
     root, disk = tmp_path / "out", tmp_path / "disk"
     (disk / "train").mkdir(parents=True)
