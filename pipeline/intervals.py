@@ -78,3 +78,13 @@ def student(values: Sequence[float] | NDArray[np.float64], level: float = 0.95) 
         return mean, -math.inf, math.inf
     half = float(t.ppf((1 + level) / 2, array.size - 1)) * float(array.std(ddof=1)) / math.sqrt(array.size)
     return mean, mean - half, mean + half
+
+
+def last_tenth(values: NDArray[np.float64]) -> float:
+    """The mean of the last tenth of a series' finite values (at least one): where training arrived. NaN without any.
+
+    >>> last_tenth(np.array([0.0] * 16 + [1.0, 2.0, 3.0, math.nan]))
+    3.0
+    """
+    finite = values[np.isfinite(values)]
+    return float(finite[-max(1, len(finite) // 10) :].mean()) if len(finite) else math.nan

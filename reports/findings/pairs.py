@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipeline.intervals import last_tenth
 from pipeline.run.metrics import BY_FAMILY, METRICS
 from pipeline.run.metrics import PER_PROMPT as PER_PROMPT
 from pipeline.run.metrics import per_prompt as columns_of
@@ -16,7 +17,6 @@ from reports.records.load import StudyRecords
 from reports.statistics import contrast, two_level
 from reports.statistics.hierarchical import Moments, moments
 from reports.statistics.two_level import Array, Estimate
-from studies.importing.trials import ends
 
 if TYPE_CHECKING:
     from reports.findings.findings import ArmResult
@@ -132,7 +132,7 @@ def _ended(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
     recorded = records.recorded(arm, metric)
     if recorded or metric.startswith("eval/"):
         return recorded
-    return {seed: ends({metric: values})[metric] for seed, (_, values) in records.series(arm, metric).items()}
+    return {seed: last_tenth(values) for seed, (_, values) in records.series(arm, metric).items()}
 
 
 def possible(estimate: Estimate, metric: str, weights: Sequence[float] = (1, -1)) -> Estimate:

@@ -19,8 +19,6 @@ from pipeline.named_files import UNREADABLE, below, first_line, is_file, require
 from pipeline.run.layout import safe
 from studies.importing.maps import PROMPT_ID, Map, first, present
 
-MOST_BYTES = 2**30
-"""Of one file: a trial writes a record for each step."""
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 RULE = f"name logs ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with {', '.join(SUFFIXES)}"
 _FORMS = (
@@ -28,8 +26,6 @@ _FORMS = (
     r"seed[-_=]?(?P<seed>\d{1,18})[-_/](?P<arm>.+)",
     r"(?P<arm>.+)/(?P<seed>\d{1,18})",
 )
-CUT = "(unfinished line)"
-"""The column of an unfinished last line, which a killed program leaves in JSON lines."""
 Cell = tuple[str, int]
 """Arm and seed."""
 
@@ -78,9 +74,9 @@ def number(value: Any) -> float:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """The rows of a file as logged, by their places; a recorded NaN is a text, and a NaN was not recorded. Raises
-    `UserError` with file and place for what cannot be read."""
-    require_file(path, str(path), MOST_BYTES)
+    """The rows of a file as logged, by their places; a recorded NaN is a text, and a NaN was not recorded. Half a line,
+    left by a killed program, is no row. Raises `UserError` with file and place for what cannot be read."""
+    require_file(path, str(path))
     rows, word, text, at = dict[str, Any](), "line" if path.suffix in (".csv", ".jsonl") else "row", "", 0
     try:
         text = "" if path.suffix == ".parquet" else path.read_text("utf-8-sig")
@@ -94,7 +90,6 @@ def read_table(path: Path) -> pd.DataFrame:
         if path.suffix != ".jsonl" or not rows or at <= text.count("\n"):
             place = f"{path}, {word} {at}" if at else str(path)
             raise UserError(f"{place}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from None
-        rows[f"line {at}"] = {CUT: text.rpartition("\n")[2]}
     frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object).dropna(how="all").dropna(axis=1, how="all")
     if frame.empty:
         raise UserError(f"{path}: it holds no rows")

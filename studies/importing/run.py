@@ -15,17 +15,19 @@ import yaml
 from pipeline.config.trial import canonical_json
 from pipeline.config.yaml_files import PlainDumper
 from pipeline.errors import UserError
+from pipeline.intervals import last_tenth
 from pipeline.named_files import place
 from pipeline.run.layout import Layout, StageRef, TrialRecord, record_text, safe, sealed, writable, write_atomic
 from pipeline.run.metrics import METRICS
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.store import Store
+from pipeline.wording import cut
 from studies.definition.design import Foreign
 from studies.definition.schema import IMPORTED, Study, load_study, study_names
 from studies.execution.started import alone
 from studies.importing.logs import Cell, find_logs
 from studies.importing.maps import check_columns, load_map
-from studies.importing.trials import ImportedTrial, Problem, doubts, ends, read_trial
+from studies.importing.trials import ImportedTrial, Problem, doubts, read_trial
 
 STAGE, FORMAT = "imported", "studies.importing/3"
 """Of every key: `FORMAT` is to be raised when the same log would give other series."""
@@ -92,21 +94,16 @@ def lines(problems: Iterable[Problem]) -> list[str]:
     """One line per kind and column: the first problem, and how many other logs have the same."""
     groups: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
-        groups.setdefault((problem["kind"], problem["column"]), []).append(problem)
+        groups.setdefault((problem.kind, problem.column), []).append(problem)
     found = []
     for one, *others in groups.values():
-        more = len({other["file"] for other in others} - {one["file"]})
-        where = f"{one['file']}, {one['place']}" if one["place"] else one["file"]
-        ours = f" ({one['metric']})" if one["metric"] not in ("", one["column"]) else ""
-        same = f" (and the same in {more:,} other log{'s' * (more > 1)})" if more else ""
-        often = f"{one['count']:,} of {one['of']:,} values{same}"
-        found.append(f"{where}: {one['column']}{ours} = {one['value']}: {one['why']}; {often}")
+        more = len({other.file for other in others} - {one.file})
+        found.append(one.words + (f" (and the same in {more:,} other log{'s' * (more > 1)})" if more else ""))
     return found
 
 
 def _labels(cells: Iterable[Cell]) -> str:
-    labels = [f"{arm} seed {seed}" for arm, seed in cells]
-    return ", ".join(labels[:6]) + (f" and {len(labels) - 6} more" if len(labels) > 6 else "") or "none"
+    return cut(", ".join(f"{arm} seed {seed}" for arm, seed in cells), 200)
 
 
 def _study(file: Path, trials: Mapping[Cell, ImportedTrial], folder: Path) -> Study:
@@ -123,10 +120,8 @@ def _study(file: Path, trials: Mapping[Cell, ImportedTrial], folder: Path) -> St
         return study
     metrics = set.intersection(*({*trial.series, *trial.summary} for trial in trials.values()))
     directed = sorted(key for key in metrics if METRICS[key].direction)
-    metric, arms = (
-        next((key for key in (*PREFERRED, *directed) if key in metrics), PREFERRED[0]),
-        list(dict.fromkeys(arm for arm, _ in trials)),
-    )
+    metric = next((key for key in (*PREFERRED, *directed) if key in metrics), PREFERRED[0])
+    arms = list(dict.fromkeys(arm for arm, _ in trials))
     content = {
         "question": f"What do the trials imported from {folder.resolve().name} show?",
         "baseline": arms[0],
@@ -145,6 +140,7 @@ def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store
     identity = {"format": FORMAT, **trial.origin, "mapping": stated}
     key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
     artifact = store.build(STAGE, key, identity, partial(_write, trial), resumable=False)
+    made = ["train"] * (trial.prompts is None or bool(trial.series)) + ["evaluate"] * (trial.prompts is not None)
     where = StageRef(key=key, path=artifact.path.relative_to(store.root.parent).as_posix(), digest=artifact.digest)
     return TrialRecord(
         study=study.name,
@@ -156,9 +152,9 @@ def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store
         status="diverged" if trial.diverged else "complete",
         reason=trial.diverged,
         steps=trial.steps,
-        stages=dict.fromkeys(trial.stages, where),
+        stages=dict.fromkeys(made, where),
         summary=trial.summary,
-        ends=ends({ours: np.asarray(series, dtype=np.float64) for ours, series in trial.series.items()}),
+        ends={ours: last_tenth(np.asarray(series, dtype=np.float64)) for ours, series in trial.series.items()},
         cost={},
         environment={"environment": "not stated by the imported records"},
         finished=artifact.finished or "",
@@ -167,7 +163,7 @@ def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store
 
 def _write(trial: ImportedTrial, out: Path) -> dict[str, Any]:
     """Write the artifact of a trial."""
-    if "train" in trial.stages:
+    if trial.series or trial.prompts is None:
         with MetricsLog(out / "metrics.jsonl") as log:
             table = pd.DataFrame(trial.series).sort_index()
             for step, row in zip(table.index, table.to_dict("records"), strict=True):

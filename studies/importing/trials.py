@@ -10,26 +10,31 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from pipeline.errors import UserError
-from pipeline.intervals import grouped
 from pipeline.run.metrics import METRICS, ON_ROLLOUT, PER_PROMPT
 from pipeline.wording import shown
-from studies.importing.logs import CUT, Cell, number
+from studies.importing.logs import Cell, number
 from studies.importing.maps import PROGRAMS, PROMPT_ID, PROMPTS, Map, Named, conversion, first, present
 
-FIELDS = ("kind", "file", "place", "column", "metric", "value", "why", "count", "of")
-"""Of a problem: one kind of fault in one column of one log, and a row of ``problems.csv``."""
-Problem = dict[str, Any]
 Taken = Mapping[str, tuple["pd.Series[Any]", Named]]
 """Our metric -> their column as logged, and how it is read."""
 TOLERANCE = 1e-6
 """By how much a value may miss its bounds: what float32 rounding leaves of a quantity that is 0 or 1."""
+
+
+class Problem(NamedTuple):
+    """One kind of fault in one column of one log."""
+
+    kind: str
+    column: str
+    file: str
+    words: str
 
 
 @dataclass
@@ -49,21 +54,15 @@ class ImportedTrial:
     taken: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
-    @property
-    def stages(self) -> list[str]:
-        """Those that would have made it here."""
-        return ["train"] * (self.prompts is None or bool(self.series)) + ["evaluate"] * (self.prompts is not None)
-
 
 def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> ImportedTrial:
     """Read a trial. Raises `UserError` for rows or prompts that cannot be placed, and where no column is known."""
     digest = hashlib.sha256(rows.to_csv().encode("utf-8", "backslashreplace")).hexdigest()
     trial = ImportedTrial(*cell, {"file": ", ".join(rows.index.unique(0)), "sha256": digest})
     axis = first(own.step, rows)
-    trial.problems += [_fault("cut", "", rows[CUT], rows[CUT].notna(), "left out")] if CUT in rows else []
     of_steps = rows.groupby(level=0)[axis].transform("count") > 0 if axis else pd.Series(False, rows.index)
     for part, x in ((rows[of_steps], axis), (rows[~of_steps], None)):
-        columns = [str(name) for name in part.dropna(axis=1, how="all") if name != CUT]
+        columns = [str(name) for name in part.dropna(axis=1, how="all")]
         found = own.series(columns) if x else present(own.prompts, columns)
         if columns and not found.keys() - {PROMPT_ID}:
             raise UserError(
@@ -111,15 +110,9 @@ def doubts(trial: ImportedTrial, settings: Mapping[str, Any]) -> Iterator[Proble
         (entropy, entropy.notna(), 1e-3 < entropy.abs().median() < 0.99 * entropy_per_token.abs().median(), less),
     ):
         if doubtful:
-            value, counts = f"{series[wrong].median():.4g}", (int(wrong.sum()), int(series.count()))
-            said = ("doubt", trial.origin["file"], "", series.name, "", value, f"{why}; drawn as logged, in doubt")
-            yield dict(zip(FIELDS, (*said, *counts), strict=True))
-
-
-def ends(series: Mapping[str, NDArray[np.float64]]) -> dict[str, float]:
-    """Metric -> mean of the last tenth of its finite records (at least one): where a trial's training arrived."""
-    finite = {key: values[np.isfinite(values)] for key, values in series.items()}
-    return {key: float(own[-max(1, int(0.1 * len(own))) :].mean()) for key, own in finite.items() if len(own)}
+            file, name, often = trial.origin["file"], str(series.name), f"{wrong.sum():,} of {series.count():,} values"
+            words = f"{file}: {name} = {series[wrong].median():.4g}: {why}; drawn as logged, in doubt; {often}"
+            yield Problem("doubt", name, file, words)
 
 
 def _read_series(x: pd.Series[Any], own: Map, taken: Taken, trial: ImportedTrial) -> None:
@@ -130,16 +123,16 @@ def _read_series(x: pd.Series[Any], own: Map, taken: Taken, trial: ImportedTrial
         end = int(np.argmax(broken.any(axis=1)))
         ours = str(broken.iloc[end].idxmax())
         why = f"not finite; the trial counts as diverged there, and {len(values) - end:,} rows from it on are left out"
-        trial.problems.append(_fault("diverged", ours, taken[ours][0], broken[ours], why))
+        trial.problems.append(_problem("diverged", ours, taken[ours][0], broken[ours], why))
         trial.diverged = "not finite from {1} of {0}".format(*values.index[end])
         values, rollout, trained = values[:end], rollout[:end], trained[:end]
     trial.steps = int(trained.max(initial=0))
     for ours, column in _possible(taken, values, trial):
         places = pd.Series(trained, column.index, dtype=float).where(column.notna())
         wrong = places <= places.cummax().ffill().shift()
-        if wrong.any() and not any(problem["kind"] == "repeated" for problem in trial.problems):  # one column tells it
+        if wrong.any() and not any(problem.kind == "repeated" for problem in trial.problems):  # one column tells it
             why = "no later than a row before, as after a resume; of two values at one step the last counts"
-            trial.problems.append(_fault("repeated", ours, taken[ours][0], wrong, why))
+            trial.problems.append(_problem("repeated", ours, taken[ours][0], wrong, why))
         series = column.set_axis(rollout if ours.startswith(ON_ROLLOUT) else trained).dropna()
         series = series[~series.index.duplicated(keep="last")].sort_index()
         if ours.startswith("eval/") and len(series):
@@ -177,10 +170,6 @@ def _read_prompts(own: Map, taken: Taken, trial: ImportedTrial) -> None:
         if top in columns and (bottom or top) in columns:
             both = trial.prompts.assign(one=1.0)[[top, bottom or "one"]].dropna().sum()
             trial.summary |= {metric: float(both.iloc[0] / both.iloc[1])} if both.iloc[1] else {}
-    if "win" in columns:
-        wins = np.asarray(columns["win"].dropna(), dtype=np.float64)
-        _, low, high = grouped(wins, np.ones(len(wins), dtype=np.int64))
-        trial.summary |= {"eval/win_rate_low": low, "eval/win_rate_high": high}
 
 
 def _values(taken: Taken, length: float | None) -> pd.DataFrame:
@@ -206,10 +195,10 @@ def _possible(taken: Taken, values: pd.DataFrame, trial: ImportedTrial) -> Itera
         if wrong.any():
             bounds = f"{metric.low:g} to {metric.high:g} {metric.unit}"
             why = f"no number from {bounds}; its name or unit must be wrong, so all of it is left out"
-            trial.problems.append(_fault("range", ours, raw, wrong, why))
+            trial.problems.append(_problem("range", ours, raw, wrong, why))
         elif kl and column.count() > 1 and not column.fillna(0).any():
             why = "0 in all rows, as a program writes that does not measure it; left out"
-            trial.problems.append(_fault("unmeasured", ours, raw, column.notna(), why))
+            trial.problems.append(_problem("unmeasured", ours, raw, column.notna(), why))
         else:
             yield ours, column
 
@@ -217,12 +206,13 @@ def _possible(taken: Taken, values: pd.DataFrame, trial: ImportedTrial) -> Itera
 def _refuse(column: pd.Series[Any], wrong: pd.Series[bool], why: str) -> None:
     """Refuse a column with a wrong row. Raises `UserError`."""
     if wrong.any():
-        fault = _fault("", "", column, wrong, why)
-        raise UserError(f"{fault['file']}, {fault['place']}: {column.name} = {fault['value']}: {why}")
+        raise UserError(_problem("", "", column, wrong, why).words)
 
 
-def _fault(kind: str, metric: str, column: pd.Series[Any], wrong: pd.Series[bool], why: str) -> Problem:
+def _problem(kind: str, metric: str, column: pd.Series[Any], wrong: pd.Series[bool], why: str) -> Problem:
     """A problem in the `wrong` rows of a column: place and value of the first, and how many there are."""
-    at, counts = int(np.argmax(wrong)), (int(wrong.sum()), int(column.count()))
-    said = (kind, *column.index[at], column.name, metric, shown(column.iloc[at], 40), why, *counts)
-    return dict(zip(FIELDS, said, strict=True))
+    first_wrong = int(np.argmax(wrong))
+    (file, place), value, name = column.index[first_wrong], shown(column.iloc[first_wrong], 40), str(column.name)
+    ours = f" ({metric})" if metric not in ("", name) else ""
+    often = f"{wrong.sum():,} of {column.count():,} values"
+    return Problem(kind, name, file, f"{file}, {place}: {name}{ours} = {value}: {why}; {often}")

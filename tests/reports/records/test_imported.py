@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import trl_logs
@@ -19,7 +18,6 @@ from reports.records.load import find_study, load_records
 from reports.text.answer import answer
 from studies.definition.schema import Study
 from studies.importing.run import import_folder
-from studies.importing.trials import ends
 
 BETAS = {"beta_0.01": 0.01, "beta_0.05": 0.05, "beta_0.2": 0.2}
 
@@ -63,11 +61,6 @@ def test_arms_are_compared_by_where_their_training_ended(imported: tuple[StudyFo
     assert {
         verdict.outcome for claim in findings.claims for verdict in claim.verdicts if verdict.arm == "beta_0.2"
     } == {"SURVIVED"}
-
-
-def test_the_end_is_the_mean_of_the_last_tenth() -> None:
-    columns = {"objective/kl": [0.0] * 36 + [1.0, 2.0, 3.0, math.nan], "policy/lr": [math.nan] * 40}
-    assert ends({key: np.array(values, dtype=float) for key, values in columns.items()}) == {"objective/kl": 2.0}
 
 
 def test_the_page_says_what_is_not_there(imported: tuple[StudyFolder, Study], monkeypatch: pytest.MonkeyPatch) -> None:

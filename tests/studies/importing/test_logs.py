@@ -82,6 +82,11 @@ def test_damage_is_one_line_with_its_place(tmp_path: Path, name: str, content: s
     assert "\n" not in str(caught.value)
 
 
+def test_half_a_line_at_the_end_is_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert read_table(tmp_path / "a.jsonl")["step"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("entries", "arm", "seed"),
     [
