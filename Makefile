@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 
 ABLATE := $(BIN)/ablate
 OPTIONS := $(if $(OUT),--out "$(OUT)")
+PUBLISHED := reports/example/$(STUDY)/published_$(STUDY).yaml
 CHOICE := $(if $(PROFILE),--profile $(PROFILE))
 CHANGES := $(foreach assignment,$(SET),--set '$(assignment)')
 WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR)) $(if $(CLUSTER),--cluster "$(CLUSTER)")
@@ -17,7 +18,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run ui serve report compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
+.PHONY: help setup study run ui serve report published compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -57,6 +58,10 @@ new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (
 
 report: $(VENV)/.stamp  ## redraw tables and figures from records
 	@$(ABLATE) report "$(STUDY)" $(CHOICE) $(OPTIONS)
+
+published: $(VENV)/.stamp  ## draw a published STUDY again from its data in reports/example, and judge its claims again
+	@$(ABLATE) import "reports/example/$(STUDY)" --name "$(PUBLISHED)" --map plain --replace $(OPTIONS)
+	@$(ABLATE) report "$(PUBLISHED)" $(OPTIONS)
 
 compare: $(VENV)/.stamp  ## compare several studies in one table (STUDIES="a b")
 	@$(ABLATE) compare $(STUDIES) $(CHOICE) $(OPTIONS)

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from pipeline.errors import BROKEN_PIPE, FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
-from pipeline.wording import brief, control_character, printable, shown
+from pipeline.wording import brief, printable, shown
 from studies.console import cli
 
 if TYPE_CHECKING:
@@ -30,28 +29,8 @@ TRACEBACK = "ABLATE_TRACEBACK"
 
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system at a path that names nothing and can name nothing: somebody gave it."""
-LONGEST_ARGUMENT = 4_096
-"""Characters: as long as a path can be."""
-
-
-class FrontDoor(TyperGroup):
-    """Refuses arguments that no command could use or show, before any is parsed."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        for number, argument in enumerate(args, 1):
-            if len(argument) > LONGEST_ARGUMENT:
-                raise typer.BadParameter(
-                    f"argument {number} has {len(argument):,} characters; at most {LONGEST_ARGUMENT:,}"
-                )
-            if character := control_character(argument, allowed="\t"):
-                raise typer.BadParameter(
-                    f"argument {number}, '{shown(argument)}', holds the control character {character}"
-                )
-        return super().make_context(info_name, args, parent, **extra)
-
 
 app = typer.Typer(
-    cls=FrontDoor,
     help="Ablation studies of RLHF for small language models.",
     epilog=(
         "Exit codes: 0 success (falsify: all SURVIVED and SUPPORTED); 1 falsify: FALSIFIED or REFUTED; 2 an error to"
@@ -84,6 +63,18 @@ def report(
 
     page = console.report(name, profile, out, without_missing=without_missing)
     print(printable(f"Report: {page}"))
+
+
+def publish(
+    name: cli.StudyArgument,
+    to: Annotated[Path, typer.Option("--to", help="Folder of all published studies.")] = Path("reports/example"),
+    profile: cli.ProfileOption = None,
+    out: cli.OutOption = None,
+) -> None:
+    """Write a study's short page, and the data by which anyone can judge its claims again."""
+    from reports import console
+
+    print(printable(f"Page: {console.publish(name, profile, out, to)}"))
 
 
 def compare(
@@ -162,6 +153,7 @@ for command in (
     cli.new_study,
     cli.falsify,
     report,
+    publish,
     compare,
     cli.ui,
     cli.serve,

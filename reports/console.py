@@ -30,6 +30,14 @@ def report(
     return render_report(*found, without_missing=without_missing)
 
 
+def publish(study: str, profile: str | None, out: str | Path | None, to: Path) -> Path:
+    """Publish a study that has run below the folder `to`; return the path of its page. Raises what `report` does."""
+    from reports.pages.published import publish as write
+    from reports.records.load import find_study
+
+    return write(*find_study(Layout.at(out), study, profile), to)
+
+
 def judged(folder: StudyFolder, study: Study) -> dict[str, Any]:
     """Return the verdict on each hypothesis of a study that has run, as plain values. Raises what reading its records
     does."""

@@ -68,9 +68,9 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
     return [table for table in tables if table is not None]
 
 
-def arm_table(records: StudyRecords, findings: Findings) -> Table:
-    """Show quality and drift of every arm, or where its training ended."""
-    own = list(dict.fromkeys((records.study.objective.metric, *records.reported(_QUALITY, ENDS))))
+def arm_table(records: StudyRecords, findings: Findings, quality: Sequence[str] = _QUALITY) -> Table:
+    """Show the objective, quality and drift of every arm, or where its training ended."""
+    own = list(dict.fromkeys((records.study.objective.metric, *records.reported(quality, ENDS))))
     ends = [key for key in own if key in ENDS] if records.study.imported is not None else []
     title = "Quality and drift" if records.reported(_QUALITY, ()) else "Where training ended"
     won = any(decided_won(result) is not None for result in findings.arms)

@@ -152,7 +152,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     ended = {status: [one.arm for one in findings.arms if one.counts.get(status)] for status in ("diverged", "budget")}
     seeds = [effect.estimate.seeds for effect in effects if effect.estimate]
     fewest = min((*seeds, *(len(result.seeds) for result in findings.arms if result.seeds)), default=0)
-    kinds = sorted({_machine(record.environment) for record in records.records.values()} - {""})
+    kinds = sorted({machine(record.environment) for record in records.records.values()} - {""})
     alone = by_the_proxy_alone(findings.arms)
     turned = [one for one in findings.alarms if one.alarms and one.arm in {result.arm for result in alone}]
     caveats = [
@@ -173,8 +173,8 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     return list(filter(None, caveats))
 
 
-def _machine(environment: Mapping[str, str]) -> str:
-    """A trial's card, else its processor; empty where the record names neither."""
+def machine(environment: Mapping[str, str]) -> str:
+    """Name a trial's card, else its processor; empty where the record names neither."""
     device = environment.get("device", "cpu")
     if device != "cpu":
         return device

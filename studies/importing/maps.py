@@ -16,16 +16,15 @@ from pipeline.config.messages import validate
 from pipeline.config.names import nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
-from pipeline.run.metrics import METRICS, known
+from pipeline.run.metrics import METRICS, PER_PROMPT, known
 
 PROGRAMS = {path.stem: path for path in sorted((Path(__file__).parent / "programs").glob("*.yaml"))}
 PROMPT_ID = "prompt_id"
-PROMPTS = {
-    "win": "eval/win_rate", "tie": "eval/tie_rate", "policy_gold": "eval/gold", "policy_proxy": "eval/proxy",
-    "reference_gold": "eval/gold_reference", "reference_proxy": "eval/proxy_reference", "kl": "objective/kl",
-    "entropy": "objective/entropy", "policy_length": "eval/length", "policy_eos": "eval/eos_rate",
+PROMPTS = {top: metric for metric, (top, _) in PER_PROMPT.items()} | {
+    "kl": "objective/kl", "entropy": "objective/entropy", "reference_length": "eval/length",
+    "reference_eos": "eval/eos_rate", **dict.fromkeys(("agree", "decided", "reference_gold_std"), "eval/gold"),
 }  # fmt: skip
-"""What an evaluation writes of a prompt, and a metric of the same unit and bounds."""
+"""What an evaluation writes of a prompt, and a metric of the same bounds."""
 _FACTORS = {("bits", "nats"): math.log(2.0), ("percent", "fraction"): 0.01}
 _POWERS = {("token", "sequence"): 1, ("sequence", "token"): -1}
 Keys = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]

@@ -1,0 +1,93 @@
+"""A study as it is published: a short page, and data by which anyone draws it and judges its claims again.
+
+The data are two tables, which `ablate import` reads like the logs of any program, and a study file with the same arms,
+hypotheses and claims. They do not depend on the settings and code that the trials were run with.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from pipeline.config.yaml_files import PlainDumper
+from pipeline.run.layout import StudyFolder
+from reports.figures.frontier import frontier
+from reports.figures.style import house_style
+from reports.findings.findings import ENDS, Findings, analyse
+from reports.pages.page import rendered, replace_folder, write_text
+from reports.records.load import StudyRecords, load_records
+from reports.tables.claims import claims_table
+from reports.tables.results import arm_table
+from reports.text.answer import answer, machine
+from studies.definition.schema import Study
+
+SERIES = (*ENDS, "objective/kl_exact_per_token")
+"""Series that are published, besides those that claims name."""
+KEYS = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token")
+"""Columns of the table of arms, besides the objective."""
+CLAIMS = "findings.tsv"
+HEAD = "# Data of `ablate publish`. Draw it again: make published STUDY={name}\n"
+_NOT_IMPORTED = {
+    "name", "source", "profile", "arms", "grid", "factors", "interactions", "search", "vary", "confirm", "confirms",
+    "figures",
+}  # fmt: skip
+"""Keys of a study that say how trials are run."""
+
+
+def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
+    """Write page and data of a study into a folder of its name below `root`, and the list of all findings there.
+
+    Raises what `load_records` and `replace_folder` do.
+    """
+    records = load_records(folder, study)
+    findings = analyse(records)
+    replace_folder(root / study.name, lambda new: _write(records, findings, new))
+    tables = [pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))]
+    write_text(root / "README.md", rendered("findings.md.j2", {"rows": pd.concat(tables).to_dict("records")}))
+    return root / study.name / "README.md"
+
+
+def _write(records: StudyRecords, findings: Findings, folder: Path) -> None:
+    study = records.study
+    named = [claim.metric for claim in study.falsifiers if not claim.evaluated]
+    series = [key for key in dict.fromkeys((*SERIES, *named)) if key in records.curves.columns]
+    recorded = records.curves[["arm", "seed", "step", *series]].dropna(subset=series, how="all")
+    diverged = records.trials.query("status == 'diverged'")[["arm", "seed", "steps"]].rename(columns={"steps": "step"})
+    steps = pd.concat([recorded, diverged.assign(step=diverged["step"] + 1, **{series[0]: math.inf})])
+    for name, table in {"steps": steps, "prompts": records.prompts.dropna(axis=1, how="all")}.items():
+        table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd", compression_level=19)
+    content = study.model_dump(mode="json", exclude=_NOT_IMPORTED, exclude_defaults=True)
+    content["imported"] = study.arm_overrides()
+    for claim, own in zip(content.get("falsifiers", ()), study.falsifiers, strict=False):
+        claim["metric"] = own.metric
+        claim.pop("stop", None)
+    text = HEAD.format(name=study.name)
+    text += yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=110, allow_unicode=True)
+    write_text(folder / f"published_{study.name}.yaml", text)
+    shutil.copyfile(records.folder.registration_file, folder / records.folder.registration_file.name)
+    claims = claims_table(records, findings)
+    found = [
+        {"study": study.name, "claim": claim.text, "verdict": verdict.text, "n": n.text,
+         "effect": f"{estimate.text} {estimate.inline}".strip() if estimate.detail else verdict.detail}
+        for _, claim, verdict, estimate, _, n, _ in claims.rows
+    ]  # fmt: skip
+    pd.DataFrame(found).to_csv(folder / CLAIMS, sep="\t", index=False, lineterminator="\n")
+    with house_style():
+        drawn = frontier(records, findings)
+        if drawn is not None:
+            drawn.figure.savefig(folder / "frontier.png", dpi=120, metadata={"Software": None})
+    shown = {
+        "records": records,
+        "study": study,
+        "answer": answer(records, findings),
+        "figure": drawn,
+        "claims": claims,
+        "arms": arm_table(records, findings, KEYS),
+        "environments": sorted({machine(one.environment) for one in records.records.values()}),
+        "finished": max(one.finished for one in records.records.values()),
+    }
+    write_text(folder / "README.md", rendered("published.md.j2", shown))
