@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from helpers import Recorder, trial_config
 
@@ -174,7 +173,7 @@ def rows_of(
     tokens = torch.zeros(size, width + 1, dtype=torch.long)
     episodes = Episodes(tokens, torch.ones(size, 1, dtype=torch.bool), mask, torch.ones(size, dtype=torch.bool))
     experience = Experience(episodes, Measured(grid, ref, grid * 0, grid * 0, None), worth, None, 0.0)
-    return Rows(experience, experience.extents._micro_batch(np.arange(size), torch.device("cpu")))
+    return Rows(experience, torch.arange(size))
 
 
 def preset(name: str) -> dict[str, Any]:

@@ -16,23 +16,10 @@ from torch import Tensor, nn
 from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM, blocks_of, recomputes, trunk
 
-ARCHITECTURES = frozenset(
-    [
-        "gemma",
-        "gpt2",
-        "gpt_neox",
-        "granite",
-        "llama",
-        "mistral",
-        "olmo2",
-        "phi",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "smollm3",
-        "starcoder2",
-    ]
-)
+ARCHITECTURES = frozenset((
+    "gemma", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "phi", "phi3", "qwen2", "qwen3", "smollm3",
+    "starcoder2",
+))  # fmt: skip
 """Those that hand a packing down to their attention, and whose last block adds `mlp`, a map of each position by itself,
 at its end."""
 PACKED = "packed sdpa"
@@ -76,66 +63,12 @@ class Packing:
     def pack(self, grid: Tensor) -> Tensor:
         """(B, L, h, d) as (1, M, h, d)."""
         cells = grid.flatten(0, 1)
-        return (cells if self.full else take(cells, self.cells)).unsqueeze(0)
-
-
-class _Take(torch.autograd.Function):
-    """Rows at ascending places; its gradient is put back there, which autograd's own, for places named twice, adds up
-    one by one."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.save_for_forward(places)
-        ctx.count = len(rows)
-        return rows.index_select(0, places)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        (places,) = ctx.saved_tensors
-        return tangents[0].index_select(0, places)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (places,) = ctx.saved_tensors
-        return _spread(gradients[0], places, ctx.count), None
-
-
-class _Put(torch.autograd.Function):
-    """Rows at ascending places among zeros."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, places: Tensor, count: int) -> Tensor:
-        ctx.save_for_backward(places)
-        ctx.save_for_forward(places)
-        ctx.count = count
-        return _spread(rows, places, count)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
-        (places,) = ctx.saved_tensors
-        return _spread(tangents[0], places, ctx.count)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (places,) = ctx.saved_tensors
-        return gradients[0].index_select(0, places), None, None
-
-
-def _spread(rows: Tensor, places: Tensor, count: int) -> Tensor:
-    return rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows)
-
-
-def take(rows: Tensor, places: Tensor) -> Tensor:
-    """Rows (n, ...) at ascending places (k,)."""
-    taken: Tensor = _Take.apply(rows, places)  # type: ignore[no-untyped-call]
-    return taken
+        return (cells if self.full else cells.index_select(0, self.cells)).unsqueeze(0)
 
 
 def put(rows: Tensor, places: Tensor, count: int) -> Tensor:
-    """Rows (k, ...) at ascending places (k,) of (count, ...), 0 elsewhere."""
-    spread: Tensor = _Put.apply(rows, places, count)  # type: ignore[no-untyped-call]
-    return spread
+    """Rows (k, ...) at places (k,), each named once, of (count, ...); 0 elsewhere."""
+    return rows.new_zeros(count, *rows.shape[1:]).index_copy(0, places, rows)
 
 
 @cache
@@ -183,14 +116,7 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
     """
     if not packs(model, tokens.shape[1]):
         return padded_states(model, tokens)[row, column]
-    return packed_states(model, tokens, Packing.of(lengths, tokens.shape[1], row, column))
-
-
-def packed_states(model: CausalLM, tokens: Tensor, packing: Packing) -> Tensor:
-    """The same for a packing that is known, of rows (B, L)."""
-    if not packs(model, tokens.shape[1]):
-        cells = packing.cells[packing.read]
-        return padded_states(model, tokens)[cells // packing.width, cells % packing.width]
+    packing = Packing.of(lengths, tokens.shape[1], row, column)
     ids, places = tokens.flatten()[packing.cells], packing.cells % packing.width
     # A mask of four dimensions is passed on as it is, and our attention does not look at it.
     unused = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens.device)
@@ -198,7 +124,8 @@ def packed_states(model: CausalLM, tokens: Tensor, packing: Packing) -> Tensor:
         output = trunk(model)(
             input_ids=ids[None], position_ids=places[None], attention_mask=unused, use_cache=False, packing=packing
         )
-    return take(output.last_hidden_state.squeeze(0), packing.read)
+    hidden: Tensor = output.last_hidden_state.squeeze(0)
+    return hidden.index_select(0, packing.read)
 
 
 def padded_states(model: CausalLM, tokens: Tensor) -> Tensor:
@@ -235,7 +162,7 @@ def _last_block_works_on(read: Tensor, model: CausalLM) -> AbstractContextManage
         nonlocal count
         places = args[0].squeeze(0)
         count = len(places)
-        return take(places, read)
+        return places.index_select(0, read)
 
     def after(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> Tensor:
         return put(out, read, count).unsqueeze(0)

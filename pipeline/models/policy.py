@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.fp32_heads import scalar
-from pipeline.models.micro_batches import MicroBatch, picked
 from pipeline.models.out_of_memory import Room
-from pipeline.models.packing import Packing, packed_states, states
+from pipeline.models.packing import states
 
 
 @dataclass(frozen=True)
@@ -69,11 +68,6 @@ class Episodes:
         rows = torch.arange(len(lengths), device=lengths.device) if rows is None else rows
         return list(torch.split(rows[lengths[rows].argsort(stable=True)], size))
 
-    def length_buckets(self, most: int) -> list[Tensor]:
-        """Buckets of all rows for a pass without gradients, at most `most` rows each; on a CPU so few that they stay in
-        a core's cache."""
-        return self.buckets(min(most, cpu.BUCKET) if self.ended.device.type == "cpu" else most)
-
     def by_length(self, room: Room, work: Callable[[Tensor, Episodes], None]) -> None:
         """`work` on all rows without gradients, micro-batch by micro-batch (their indices and the episodes), each as
         large as `room` allows.
@@ -81,20 +75,11 @@ class Episodes:
         Raises `MemoryFull`.
         """
         (order,) = self.buckets(len(self.ended))
-        most = cpu.BUCKET if self.ended.device.type == "cpu" else None
+        most = cpu.bucket(self.ended.device, len(order))
         room.over(len(order), lambda part: work(order[part], self.take(order[part])), most)
 
-    def take(self, rows: Tensor | slice | MicroBatch) -> Episodes:
+    def take(self, rows: Tensor | slice) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""
-        if isinstance(rows, MicroBatch):
-            last = self.context_length + rows.width
-            return MicroBatchEpisodes(
-                self.query_responses[rows.rows][:, rows.first : last],
-                self.query_mask[rows.rows][:, rows.first :],
-                self.response_mask[rows.rows][:, : rows.width],
-                self.ended[rows.rows],
-                rows,
-            )
         queries, mask = self.query_mask[rows], self.response_mask[rows]
         first = int(queries.any(0).long().argmax()) if queries.any() else self.context_length - 1
         last = self.context_length + max(int(mask.sum(1).max()), 1)
@@ -105,17 +90,6 @@ class Episodes:
             response_mask=mask[:, : last - self.context_length],
             ended=self.ended[rows],
         )
-
-
-@dataclass(frozen=True)
-class MicroBatchEpisodes(Episodes):
-    """Episodes of which the host knows where every token stands."""
-
-    micro_batch: MicroBatch
-
-    @property
-    def labels(self) -> Tensor:
-        return picked(self.responses, self.response_mask, self.micro_batch)
 
 
 def response_mask(lengths: Tensor, width: int) -> Tensor:
@@ -161,21 +135,14 @@ def flush_left(episodes: Episodes) -> tuple[Tensor, Tensor]:
     ([5, 6, 7], [1, 2, 3, 4], [1, 3])
     """
     starts = episodes.query_mask.sum(1)
-    width = (
-        episodes.micro_batch.longest
-        if isinstance(episodes, MicroBatchEpisodes)
-        else int((starts + episodes.lengths).max())
-    )
-    columns = (episodes.context_length - starts).unsqueeze(1) + torch.arange(width, device=starts.device)
+    width = torch.arange(int((starts + episodes.lengths).max()), device=starts.device)
+    columns = (episodes.context_length - starts).unsqueeze(1) + width
     return episodes.query_responses.gather(1, columns.clamp(max=episodes.query_responses.shape[1] - 1)), starts
 
 
 def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     """Hidden states (N, H) at the positions that predict the valid response tokens. A prompt has at least one token."""
     tokens, starts = flush_left(episodes)
-    if isinstance(episodes, MicroBatchEpisodes):
-        micro_batch, (rows, width) = episodes.micro_batch, tokens[:, :-1].shape
-        return packed_states(model, tokens[:, :-1], Packing(rows, width, micro_batch.cells, micro_batch.read))
     row, step = episodes.response_mask.nonzero(as_tuple=True)
     # The last token predicts nothing that anybody reads.
     return states(model, tokens[:, :-1], starts + episodes.lengths - 1, row, starts[row] - 1 + step)

@@ -69,5 +69,5 @@ def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
         found[order[part]] = torch.zeros(len(ids), dtype=torch.float64).index_add(0, row.cpu(), nats.cpu())
 
     with Precision.of(device).autocast():
-        room.over(len(rows), fill, cpu.BUCKET if device.type == "cpu" else None)
+        room.over(len(rows), fill, cpu.bucket(device, len(rows)))
     return found

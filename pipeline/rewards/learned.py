@@ -12,6 +12,7 @@ from pkgutil import resolve_name
 import torch
 from torch import Tensor, nn
 
+from pipeline.models import cpu
 from pipeline.models.chunking import ranking_rows
 from pipeline.models.fp32_heads import scalar
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot, save_head
@@ -64,7 +65,7 @@ class RewardModel(nn.Module):
         self.lm, self.head = lm, head
 
     def forward(self, episodes: Episodes) -> Tensor:
-        parts = episodes.length_buckets(len(episodes.ended))
+        parts = episodes.buckets(cpu.bucket(episodes.ended.device, len(episodes.ended)))
         scores = torch.cat([self._score(episodes.take(rows)) for rows in parts])
         return scores[torch.cat(parts).argsort()]
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.token_groups import group_numbers
-from pipeline.models.micro_batches import Extents, MicroBatch
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation
 
@@ -45,14 +44,10 @@ class Experience:
     kl_coef: float
     """beta in force."""
 
-    @cached_property
-    def extents(self) -> Extents:
-        """Of the episodes; the device is asked once."""
-        return Extents.of(self.episodes.query_mask, self.episodes.response_mask)
-
     def micro_batches(self, size: int, rows: Tensor) -> Iterator[Rows]:
         """The rows (n,), on the host, `size` at a time, sorted by length."""
-        return (Rows(self, part) for part in self.extents.micro_batches(size, rows, self.episodes.ended.device))
+        parts = self.episodes.buckets(size, rows.to(self.episodes.ended.device))
+        return (Rows(self, part) for part in parts)
 
 
 @dataclass
@@ -60,7 +55,8 @@ class Rows:
     """Some rows of an experience that go through a network together: b responses with N valid tokens."""
 
     experience: Experience
-    micro_batch: MicroBatch
+    index: Tensor
+    """(b,) which of the B."""
     weight: Tensor | None = None
     """(N,) of a penalty or a bonus of a token: what the gradient of its log-probability is multiplied with for a unit
     of advantage, so that a beta means the same in the loss as in the reward. None: 1 everywhere. The surrogate sets
@@ -73,7 +69,7 @@ class Rows:
     @cached_property
     def episodes(self) -> Episodes:
         """The b of them."""
-        return self.experience.episodes.take(self.micro_batch)
+        return self.experience.episodes.take(self.index)
 
     @property
     def mask(self) -> Tensor:
@@ -82,7 +78,7 @@ class Rows:
 
     def valid(self, grid: Tensor) -> Tensor:
         """(N,) entries of a grid (B, T) at the valid tokens."""
-        return grid.reshape(-1)[self.micro_batch.whole]
+        return grid[self.index, : self.mask.shape[1]][self.mask]
 
     @cached_property
     def old_logprobs(self) -> Tensor:
@@ -105,7 +101,7 @@ class Rows:
 
     def to_tokens(self, numbers: Tensor) -> Tensor:
         """(N,) the number of each response, (b,), on all its tokens."""
-        return numbers[self.micro_batch.row]
+        return numbers.repeat_interleave(self.episodes.lengths)
 
     def behaviour(self, tokens: slice = slice(None)) -> Behaviour:
         """What a surrogate of token scope compares with."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.algorithms.mathematics.preference import PairLoss
 from pipeline.models.lm_head import head_logprobs
-from pipeline.models.micro_batches import moved
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.training.experience import Experience, LossTerm, Measured, Rows, in_turn
 from pipeline.training.judging import RolloutContext
@@ -40,7 +39,7 @@ class PairLearner(Learner):
         cfg, mask, beta = self.cfg.algorithm, experience.episodes.response_mask, experience.kl_coef
         lengths, loss = mask.sum(1), self.loss
         share = 1 / lengths.double() if cfg.ratio == "sequence_mean" else torch.ones_like(lengths, dtype=torch.double)
-        (there,) = moved((rows.numpy(),), mask.device)
+        there = rows.to(mask.device)
         now = self._response_sums(experience, rows)[there]
         then = experience.measured.ref_logprobs[there].double().sum(1)
         better = experience.advantages[there, 0].view(-1, 2)
@@ -61,7 +60,7 @@ class PairLearner(Learner):
         """The backward divides by tokens, but slopes are already means over pairs, so they are multiplied by them
         first. An entropy bonus is averaged over the tokens of a response, then over responses."""
         assert whole.slopes is not None
-        slopes = rows.to_tokens((whole.slopes[rows.micro_batch.rows] * whole.tokens).float())
+        slopes = rows.to_tokens((whole.slopes[rows.index] * whole.tokens).float())
         rows.weight = rows.to_tokens((whole.tokens / (whole.sequences * rows.mask.sum(1))).float())
         return LossTerm(lambda tokens, logprobs, entropy: slopes[tokens] * logprobs)
 
@@ -74,7 +73,7 @@ class PairLearner(Learner):
         def over(size: int) -> None:
             sums.zero_()
             for part in experience.micro_batches(size, self.ranks.part(rows)):
-                sums[part.micro_batch.rows] = to_grid(self.logprobs(part), part.mask).double().sum(1)
+                sums[part.index] = to_grid(self.logprobs(part), part.mask).double().sum(1)
 
         self.ranks.all_fit(lambda: self.room.fit(over))
         self.ranks.add([sums])

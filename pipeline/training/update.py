@@ -19,7 +19,6 @@ from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.config.trial import TrialConfig
 from pipeline.models.anatomy import recomputing
 from pipeline.models.lm_head import head_backward, head_logprobs
-from pipeline.models.micro_batches import moved
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
@@ -144,12 +143,10 @@ class Learner:
     def mini_batch(self, experience: Experience, rows: Tensor) -> MiniBatch:
         """What is known of a mini-batch before its gradient; rows (n,), on the host."""
         mask = experience.episodes.response_mask
-        (there,) = moved((rows.numpy(),), mask.device)
-        return MiniBatch(mask[there].sum(), len(rows))
+        return MiniBatch(mask[rows.to(mask.device)].sum(), len(rows))
 
     def backward(self, rows: Rows, whole: MiniBatch) -> dict[str, Tensor]:
-        """Add the gradient of the loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums. A card
-        is not waited for."""
+        """Add the gradient of the loss of `rows`, a part of the mini-batch `whole`; returns the metrics' sums."""
         cfg, actor, labels = self.cfg, self.actor, rows.episodes.labels
         scale, temperature = self.steps.scale(1 / whole.tokens), cfg.train.temperature
         with recomputing(actor.networks, cfg.runtime.gradient_checkpointing):

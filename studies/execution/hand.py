@@ -21,8 +21,7 @@ from filelock import FileLock
 
 from pipeline.errors import INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.faults import DiskFull, disk_full
-from pipeline.models.cpu import HUGE_PAGES
-from pipeline.resources.machine import grow_segments, visible_gpus
+from pipeline.resources.machine import HUGE_PAGES, grow_segments, visible_gpus
 from pipeline.run.leaving import LEFT
 from pipeline.run.locks import try_lock
 from studies.execution.agenda import DEATHS, Agenda, Task

@@ -20,8 +20,8 @@ import yaml
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import line_of, read_yaml
 from pipeline.errors import Fault, UserError
-from pipeline.models.cpu import HUGE_PAGES
 from pipeline.resources.device import gpu_visible
+from pipeline.resources.machine import HUGE_PAGES
 from pipeline.run.leaving import LEFT
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say

@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.contender import CONTENDERS, NEWER_TRL
 from benchmarks.report import show
 
-from pipeline.models.cpu import HUGE_PAGES
+from pipeline.resources.machine import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
 SIZES = ("tiny", "tiny-eos", "32k", "32k-eos")

@@ -9,7 +9,6 @@ from torch import Tensor
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
-from pipeline.models.micro_batches import picked
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm, Rows, groups_of
 from pipeline.training.part import Terms
@@ -54,8 +53,8 @@ def _on_groups(rows: Rows, coef: float, kl: KlConfig) -> LossTerm:
     whole = group_sums(to_grid(rows.now() - rows.ref_logprobs, mask), groups, mask)
     estimate, slope = group_kl_loss(whole, kl.loss_estimator)
     paying = mask if kl.group_credit == "shared" else group_ends(groups, mask)
-    slopes = picked(torch.where(paying, coef * slope, 0.0), mask, rows.micro_batch)
-    values = picked(credited(coef * estimate, groups, mask, "shared"), mask, rows.micro_batch)
+    slopes = torch.where(paying, coef * slope, 0.0)[mask]
+    values = credited(coef * estimate, groups, mask, "shared")[mask]
     return LossTerm(
         lambda tokens, logprobs, entropy: rows.weighted(tokens, slopes[tokens] * logprobs),
         lambda logprobs: {"policy/kl_loss": rows.weighted(slice(None), values)},
