@@ -6,20 +6,20 @@ applies the functions of the reports.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, stdtrit
 
 from reports.statistics.coverage import ARMS, RARE, REPLICATES, SEEDS, Coverage
-from reports.statistics.hierarchical import Moments, moments, posterior
-from reports.statistics.two_level import ALPHA, LEVEL, contrast, linear, logit_bounds, wilson
+from reports.statistics.two_level import difference, mean, rate, verdicts
 
 Array = NDArray[np.float64]
 PROMPTS = (128, 512)
-_CHUNK = 50
 _WIDTHS = 100
 """Replicates of which the width is measured: it varies less than the coverage."""
 _SHARED, _OWN, _NOISE = 0.6, 0.4, (1 - 0.6**2 - 0.4**2) ** 0.5
@@ -68,10 +68,19 @@ def tables(rng: np.random.Generator, design: Scenario, replicates: int, arms: in
     if design.kind == "ratio":
         tokens = rng.integers(8, 33, shape).astype(np.float64)
         return tokens * (1.0 + 0.5 * values), tokens
-    from scipy.special import ndtr
-
     # The share of eight answers that one answer beats, rounded to eighths without bias.
     return np.floor(8 * ndtr(_centre(design.kind) + values) + rng.random(shape)) / 8, None
+
+
+def drawn(
+    design: Scenario, start: int, replicates: int, arms: int = ARMS, chunk: int = 50
+) -> Iterator[tuple[Array, Array | None]]:
+    """Replicates of `tables`, `chunk` of them drawn at once, from numbers that are fixed by the design and `start`."""
+    numbers = (KINDS.index(design.kind), list(SPREADS).index(design.spread), design.seeds, design.prompts)
+    rng = np.random.default_rng([start, *numbers])
+    for first in range(0, replicates, chunk):
+        tops, bottoms = tables(rng, design, min(chunk, replicates - first), arms)
+        yield from zip(tops, itertools.repeat(None) if bottoms is None else bottoms, strict=False)
 
 
 def truth(design: Scenario) -> float:
@@ -81,21 +90,15 @@ def truth(design: Scenario) -> float:
         return float(effects.mean())
     if design.kind == "ratio":
         return float(1.0 + 0.5 * effects.mean())
-    from scipy.special import ndtr
-
     return float(ndtr((_centre(design.kind) + effects) / 2**0.5).mean())
 
 
 def _centre(kind: str) -> float:
     """Where the mean of ndtr over prompts is the rate of the kind: their standard deviation is 1."""
-    from scipy.special import ndtri
-
     return float(2**0.5 * ndtri(float(kind.removeprefix("rate "))))
 
 
 def _quantiles(spread: str) -> Array:
-    from scipy.special import ndtri, stdtrit
-
     if spread == RARE:
         return np.where(_MIDPOINTS < 0.2, -0.5, 0.0)
     if spread == "heavy tails":
@@ -105,37 +108,25 @@ def _quantiles(spread: str) -> Array:
 
 def simulate(design: Scenario, replicates: int = REPLICATES) -> Coverage:
     """Return the coverage of intervals and the rate of false findings on the tables of one design."""
-    numbers = (KINDS.index(design.kind), list(SPREADS).index(design.spread), design.seeds, design.prompts)
-    rng = np.random.default_rng([20_260_101, *numbers])
-    known, counts = truth(design), np.zeros(3)
-    widths: list[tuple[float, float]] = []
-    for start in range(0, replicates, _CHUNK):
-        lines = linear(*tables(rng, design, min(_CHUNK, replicates - start)))
-        own, apart = moments(lines[:, 0]), contrast(lines[:, 1:], lines[:, :1])
-        low, high = _bounds(design, own)
-        pair = posterior(apart)
-        p = pair.beyond(np.abs(apart.mean))
-        covered = (low <= known) & (known <= high)
-        counts += covered.sum(), (p[:, 0] > 1 - LEVEL).sum(), (p.min(1) < ALPHA / ARMS).sum()
-        if start < _WIDTHS:
-            widths.append((float((high - low).mean()), float(2 * pair.half_width(LEVEL)[:, 0].mean())))
-    own_share, pair_share, error = (round(float(share), 4) for share in counts / replicates)
-    lone, apart_width = (float(f"{one:.3g}") for one in np.mean(widths, axis=0))
+    known, rows = truth(design), [_study(design, *one) for one in drawn(design, 20_260_101, replicates)]
+    low, high, apart, width, false = map(np.array, zip(*rows, strict=True))
+    widths = (float(f"{one[:_WIDTHS].mean():.3g}") for one in (high - low, width))
+    shares = (round(float(one.mean()), 4) for one in ((low <= known) & (known <= high), ~apart, false))
+    own, pair, error = shares
+    lone, apart_width = widths
     head = (design.kind, design.spread, design.seeds, design.prompts, replicates)
-    return Coverage(*head, own_share, lone, pair_share, apart_width, error)
+    return Coverage(*head, own, lone, pair, apart_width, error)
 
 
-def _bounds(design: Scenario, own: Moments) -> tuple[Array, Array]:
-    """Return the ends of the intervals of the baseline's mean, as `two_level.mean` and `two_level.rate` have them."""
-    half = posterior(own).half_width(LEVEL)
-    if design.kind in ("score", "ratio"):
-        return own.mean - half, own.mean + half
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = logit_bounds(own.mean, half)
-    for end in (0.0, 1.0):
-        bounds = wilson(end * design.prompts, design.prompts)
-        low, high = np.where(own.mean == end, bounds.low, low), np.where(own.mean == end, bounds.high, high)  # type: ignore[arg-type]
-    return low, high
+def _study(design: Scenario, top: Array, bottom: Array | None) -> tuple[float, float, bool, float, bool]:
+    """Ends of the interval of the baseline's mean; whether that of the first difference excludes 0, and its width;
+    whether any arm is called better or worse."""
+    under = [None] * len(top) if bottom is None else bottom
+    own = rate(top[0]) if design.kind.startswith("rate") else mean(top[0], under[0])
+    effects = [difference(arm, top[0], below, under[0]) for arm, below in zip(top[1:], under[1:], strict=True)]
+    outcomes = {one.outcome for one in verdicts(effects, [None] * ARMS, maximize=True)}
+    width = effects[0].high - effects[0].low
+    return own.low, own.high, effects[0].excludes_zero, width, not outcomes.isdisjoint(("better", "worse"))
 
 
 def designs() -> list[Scenario]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -11,22 +10,16 @@ import pandas as pd
 import pytest
 from simulation import equal_drift, families, intervals
 from simulation.__main__ import main
-from simulation.intervals import KINDS, SPREADS, Scenario, tables, truth
+from simulation.intervals import Scenario, tables, truth
 
 from reports.statistics import coverage, two_level
-from reports.statistics.contrast import against, conjunction, decide
-from reports.statistics.coverage import ARMS, RARE, REPLICATES, RESULTS, coverage_with, largest, published
+from reports.statistics.coverage import RARE, REPLICATES, RESULTS, coverage_with, largest, published
 from reports.statistics.matched_kl import WIDEST
 
 FAILS = {RARE: 0.70, "sd 1": 0.91}
 """How far below 93 % the coverage of a mean goes: seeds that agree do not show the one that drops, and rates near 1
 are skewed where seeds differ by a standard deviation over prompts."""
 ERROR = (0.05 * 0.95 / REPLICATES) ** 0.5
-
-
-def generator(start: int, design: Scenario) -> np.random.Generator:
-    numbers = (KINDS.index(design.kind), list(SPREADS).index(design.spread), design.seeds, design.prompts)
-    return np.random.default_rng([start, *numbers])
 
 
 @pytest.mark.parametrize(
@@ -36,48 +29,6 @@ def test_the_truth_is_the_mean_of_many_tables(kind: str, spread: str) -> None:
     design = Scenario(kind, spread, 200, 20)
     means = two_level.linear(*tables(np.random.default_rng(0), design, 40)).mean((-1, -2)).mean(1)
     assert means.mean() == pytest.approx(truth(design), abs=4 * means.std() / 40**0.5)
-
-
-@pytest.mark.parametrize("kind", ["rate 0.95", "ratio"])
-def test_a_cell_counts_what_the_functions_of_the_reports_give(kind: str) -> None:
-    design, replicates = Scenario(kind, "sd 0.2", 3, 128), 25
-    found = intervals.simulate(design, replicates)
-    top, bottom = tables(generator(20_260_101, design), design, replicates)
-    known, counts = truth(design), np.zeros(3)
-    for number in range(replicates):
-        (base, under), *arms = [
-            (top[number, arm], None if bottom is None else bottom[number, arm]) for arm in range(ARMS + 1)
-        ]
-        alone = two_level.rate(base) if kind.startswith("rate") else two_level.mean(base, under)
-        assert alone.low is not None
-        assert alone.high is not None
-        effects = [two_level.difference(arm, base, below, under) for arm, below in arms]
-        outcomes = {one.outcome for one in two_level.verdicts(effects, [None] * ARMS, maximize=True)}
-        false = bool(outcomes & {"better", "worse"})
-        counts += (alone.low <= known <= alone.high, not effects[0].excludes_zero, false)
-    shares = (found.mean_coverage, found.difference_coverage, found.family_wise_error)
-    assert shares == pytest.approx(tuple(counts / replicates))
-
-
-def test_families_count_what_the_functions_of_the_reports_give() -> None:
-    """Tables with the shifts added, one replicate at a time."""
-    design, replicates = Scenario("score", "sd 0.05", 5, 512), 20
-    found = {row.family: row.corrected for row in families.simulate(design, replicates)}
-    top, _ = tables(generator(20_260_202, design), design, replicates, 19)
-    margin, counts = families.MARGINS["score"], np.zeros(3)
-
-    def higher(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[bool, float | None]:
-        return conjunction([against(two_level.difference(arm, base), "higher") for arm, base in pairs])
-
-    for arms in top:
-        effects = [two_level.difference(arm + margin, arms[0]) for arm in arms[1:12]]
-        tested = two_level.verdicts(effects, [margin] * 11, maximize=True)
-        alone = [higher([(arms[at + 1], arms[at])]) for at in range(0, 20, 2)]
-        orders = [higher([(arms[at + 1], arms[at]), (arms[at + 2], arms[at + 1])]) for at in range(0, 18, 3)]
-        counts[0] += any(one.p_equivalence is not None and one.p_equivalence < 0.05 for one in tested)
-        counts[1:] += [any(word != "UNDECIDED" for word, _ in decide(tests)) for tests in (alone, orders)]
-    keys = ("11 arms at the margin", "10 higher, no effect", "6 orders of 3, no effect")
-    assert [found[key] for key in keys] == pytest.approx((counts / replicates).tolist())
 
 
 def test_the_committed_intervals_are_those_of_the_present_code() -> None:
