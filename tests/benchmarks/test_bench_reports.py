@@ -15,8 +15,7 @@ from statistics import median
 
 import numpy as np
 import pytest
-import recorded
-from helpers import write_sealed
+import synthetic
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
@@ -24,14 +23,8 @@ from studies.definition.schema import load_study
 ABLATE = str(Path(__file__).parents[2] / "ablate.py")
 ROUNDS = 5
 ARMS, SEEDS, STEPS, PROMPTS = 30, 10, 3_000, 512
-MORE = (
-    "policy/pg_loss",
-    "policy/ratio",
-    "policy/grad_norm",
-    "policy/lr_factor",
-    "value/vf_clipfrac",
-    "objective/entropy",
-)
+MORE = ("policy/pg_loss", "policy/ratio", "policy/grad_norm", "policy/lr_factor", "value/vf_clipfrac",
+        "objective/entropy")  # fmt: skip
 """Metrics that make 20 with those of the made-up trials."""
 MAX_SECONDS, MAX_GIB = 30.0, 2.0
 """Of the large study; processor time, which other work on the machine does not lengthen as it does the wall clock."""
@@ -49,7 +42,7 @@ def measured(command: list[str]) -> tuple[float, float, float]:
 
 def test_rerun_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study, layout = load_study("kl_ablation"), Layout.at(tmp_path)
-    recorded.record_study(study, layout, steps=2_048, prompts=512)
+    synthetic.record_study(study, layout, steps=2_048, prompts=512)
     rerun, report = ([command, study.name, "--out", str(tmp_path)] for command in ("study", "report"))
 
     def line(name: str, command: list[str], goal: float | None, rounds: int = ROUNDS) -> None:
@@ -82,14 +75,13 @@ def test_report_of_a_large_study(
         "  - {name: drift, claim: it stays near, metric: objective/kl_per_token, op: '>', threshold: 0.5,"
         " before_step: 2000}\n"
     )
-    numbers = recorded._numbers()
-    narrow = numbers.curves
-    numbers.curves = lambda *given: narrow(*given).bfill().ffill().assign(**dict.fromkeys(MORE, 0.5))
-    monkeypatch.setattr(recorded, "_numbers", lambda: numbers)
+    narrow = synthetic.curves
+    monkeypatch.setattr(
+        synthetic, "curves", lambda *given: narrow(*given).bfill().ffill().assign(**dict.fromkeys(MORE, 0.5))
+    )
     study = load_study(source)
-    recorded.record_study(study, layout, STEPS, PROMPTS)
-    started = {"study": study.model_dump(mode="json"), "source": str(source), "profile": study.profile, "overrides": {}}
-    write_sealed(layout.study(study.name, study.profile).study_file, {**started, "environment": {}, "upstream": {}})
+    synthetic.record_study(study, layout, STEPS, PROMPTS)
+    synthetic.start(study, source, layout)
     wall, cpu, gib = measured(["report", str(source), "--out", str(tmp_path / "out")])
     with capsys.disabled():
         print(f"\nreport of {ARMS * SEEDS} trials x {STEPS:,} steps x 20 metrics, {PROMPTS} prompts each:")

@@ -4,121 +4,96 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
-from helpers import republish, write_record
+from helpers import write_record
+from synthetic import WHOLE, Built, build
 
-from reports.findings.findings import Findings, analyse
+from reports.findings.findings import Findings
 from reports.findings.pairs import by_the_proxy_alone
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.tables.results import arm_table, decided_won
 from reports.text.answer import answer
 
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
-
-SHAPE: dict[str, Any] = {
-    "arms": {"beta_0": 0.0, "beta_0.05": 0.05}, "seeds": (0, 1), "steps": 64, "prompts": 30,
-    "diverged": (), "budget": (), "missing": (),
-}  # fmt: skip
+ARMS = {"beta_0": 0.0, "beta_0.05": 0.05}
+SHAPE: dict[str, Any] = {**WHOLE, "arms": ARMS, "seeds": (0, 1), "steps": 64, "prompts": 30}
 ACCURACY = "eval/preference_accuracy"
-
-
-def read(built: Built) -> tuple[StudyRecords, Findings]:
-    records = load_records(built.folder, built.study)
-    return records, analyse(records)
 
 
 def rewrite(built: Built, arm: str, seed: int, accuracy: float | None = None, **columns: Any) -> None:
     """Replace columns of an evaluation, and its preference accuracy."""
     record = built.folder.record(arm, seed)
-    assert record is not None
-    path = built.folder.root / record.stages["evaluate"].path / "prompts.parquet"
-    pd.read_parquet(path).assign(**columns).to_parquet(path, index=False)
     summary = {key: value for key, value in record.summary.items() if key != ACCURACY}
     summary |= {} if accuracy is None else {ACCURACY: accuracy}
     write_record(built.folder, record.model_copy(update={"summary": summary}))
-    republish(built.folder, path.parent)
+    built.rewrite(built.table(arm, seed, "evaluate", "prompts.parquet"), lambda table: table.assign(**columns))
 
 
-def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_policy_wins(
-    build: Builder, tmp_path: Path
-) -> None:
+def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_policy_wins(tmp_path: Path) -> None:
     """A proxy that prefers every answer of the policy scores that share, whatever it knows."""
-    built = build(tmp_path, **SHAPE)
-    frames, won = read(built)[0].prompts.set_index(["arm", "seed"]), []
+    built, won = build(tmp_path, **SHAPE), []
+    frames = built.read().prompts.set_index(["arm", "seed"])
     for seed in (0, 1):
         own = frames.loc[("beta_0", seed)]
         wins = 4 * (own["win"] - own["tie"] / 2)
         won.append(float(wins.sum() / own["decided"].sum()))
         rewrite(built, "beta_0", seed, won[-1], agree=wins.to_numpy(), win_proxy=1.0)
-    records, findings = read(built)
-    share = decided_won(findings.arm("beta_0"))
+    arm = built.findings.arm("beta_0")
+    share = decided_won(arm)
     assert share == pytest.approx(np.mean(won))
-    assert share == pytest.approx(findings.arm("beta_0").estimates[ACCURACY].value)
-    assert share != pytest.approx(findings.arm("beta_0").estimates["eval/win_rate"].value, abs=1e-3), "ties are apart"
-    table = arm_table(records, findings)
+    assert share == pytest.approx(arm.estimates[ACCURACY].value)
+    assert share != pytest.approx(arm.estimates["eval/win_rate"].value, abs=1e-3), "ties are apart"
+    table = arm_table(built.records, built.findings)
     cell = table.rows[0][[head.text for head in table.heads].index("preference accuracy")]
     assert (cell.text, cell.detail.split("won ")[1]) == (f"{share:.3f}", f"{share:.3f}")
 
 
-def test_the_interval_counts_the_prompts_on_which_the_judge_decides(build: Builder, tmp_path: Path) -> None:
+def test_the_interval_counts_the_prompts_on_which_the_judge_decides(tmp_path: Path) -> None:
     """Few of them, and the proxy agrees on all: the others are no evidence. A trial without any is left out."""
     built = build(tmp_path, **SHAPE | {"seeds": (0, 1, 2)})
     for seed in (0, 1, 2):
         decided = np.where(np.arange(30) < 3 + seed, 4.0, 0.0) * (seed < 2)
         for arm, agreed in (("beta_0", 1.0), ("beta_0.05", 0.75)):
             rewrite(built, arm, seed, agreed if seed < 2 else None, agree=agreed * decided, decided=decided)
-    findings = read(built)[1]
-    always, mostly = (findings.arm(arm).estimates[ACCURACY] for arm in ("beta_0", "beta_0.05"))
+    always, mostly = (built.findings.arm(arm).estimates[ACCURACY] for arm in ("beta_0", "beta_0.05"))
     assert (always.value, always.seeds, always.prompts, always.method) == (1.0, 2, 4, "wilson")
     assert always.low == pytest.approx(two_level.wilson(4, 4).low)
     assert (mostly.value, mostly.prompts) == (0.75, 4)
-    rate = findings.arm("beta_0").estimates["eval/win_rate"]
+    rate = built.findings.arm("beta_0").estimates["eval/win_rate"]
     assert (rate.seeds, rate.prompts) == (3, 30)
 
 
 def test_the_page_says_which_arms_the_proxy_alone_prefers(records: StudyRecords, findings: Findings) -> None:
-    template = findings.arms[0].estimates["eval/win_rate"]
+    def arm(proxy: float, gold: float, excess: float | None, half: float | None = 0.05) -> Any:
+        def rate(value: float, half: float | None) -> Any:
+            low, high = (None, None) if half is None else (value - half, value + half)
+            return replace(findings.arms[0].estimates["eval/win_rate"], value=value, low=low, high=high)
 
-    def rate(value: float, half: float | None = 0.05) -> Any:
-        low, high = (None, None) if half is None else (value - half, value + half)
-        return replace(template, value=value, low=low, high=high)
+        rates = {"eval/win_rate": rate(gold, 0.05), "eval/win_rate_proxy": rate(proxy, half)}
+        return replace(findings.arms[-1], estimates=rates, excess=None if excess is None else rate(excess, 0.05))
 
-    def arm(proxy: Any, gold: Any, excess: Any) -> Any:
-        return replace(
-            findings.arms[-1], estimates={"eval/win_rate": gold, "eval/win_rate_proxy": proxy}, excess=excess
-        )
-
-    hacked = arm(rate(0.9), rate(0.6), rate(0.3))
+    hacked = arm(0.9, 0.6, 0.3)
     for quiet in (
-        arm(rate(0.74), rate(0.5), rate(0.24)),
-        arm(rate(0.9), rate(0.87), rate(0.06)),
-        arm(rate(0.9, 0.21), rate(0.5), rate(0.4)),
-        arm(rate(0.9), rate(0.6), rate(0.04)),
-        arm(rate(0.9, None), rate(0.6), rate(0.3)),
-        arm(rate(0.9), rate(0.6), None),
-    ):
+        arm(0.74, 0.5, 0.24), arm(0.9, 0.87, 0.06), arm(0.9, 0.5, 0.4, half=0.21), arm(0.9, 0.6, 0.04),
+        arm(0.9, 0.6, 0.3, half=None), arm(0.9, 0.6, None),
+    ):  # fmt: skip
         assert by_the_proxy_alone([quiet, hacked]) == [hacked]
     changed = replace(findings, arms=(*findings.arms[:-1], hacked))
     (said,) = (text for text in answer(records, changed).caveats if "90 % [85, 95]" in text)
     assert "60 % [55, 65]" in said
 
 
-def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(build: Builder, tmp_path: Path) -> None:
+def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(tmp_path: Path) -> None:
     """Hard prompts are hard by both; what is hard cancels."""
-    built = build(tmp_path, **SHAPE)
-    rng, tables = np.random.default_rng(4), []
+    built, rng, tables = build(tmp_path, **SHAPE), np.random.default_rng(4), []
     for seed in (0, 1):
         gold = rng.integers(0, 6, 30) / 8
         tables.append((np.minimum(gold + 0.25, 1) + rng.integers(0, 2, 30) / 8, gold))
         rewrite(built, "beta_0", seed, win=gold, win_proxy=tables[-1][0])
-    found = read(built)[1].arm("beta_0")
+    found = built.findings.arm("beta_0")
     proxy, gold = np.stack(tables, 1)
     assert found.excess == two_level.difference(proxy, gold)
-    assert found.excess.low is not None
     assert found.excess.low > 0.15

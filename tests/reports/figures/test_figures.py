@@ -4,40 +4,39 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.text import Text
+from synthetic import BETAS, WHOLE, build
 
-from reports.figures import style
 from reports.figures.curves import ArmCurve, arm_curves
 from reports.figures.marks import telling
 from reports.figures.price import COSTS
 from reports.figures.registry import FIGURES, draw
 from reports.figures.style import INK, Plot, arm_styles, house_style
 from reports.findings.findings import Findings, analyse
-from reports.records.load import SearchResult, StudyRecords, load_records
+from reports.records.load import SearchResult, StudyRecords
 from studies.definition.schema import FIGURES as FIGURE_NAMES
 from studies.definition.search import Tried
 
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder
-
 OF_OTHER_DESIGNS = {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
-WHOLE: dict[str, Any] = {"steps": 64, "prompts": 30, "diverged": (), "budget": (), "missing": ()}
-LAM, BETA = "algorithm.gae_lambda", "kl.beta"
+LAM, BETA, WIN = "algorithm.gae_lambda", "kl.beta", "eval/win_rate"
 
 
 def drawn(name: str, records: StudyRecords, findings: Findings) -> Plot:
     with house_style():
-        found = FIGURES[name](records, findings)
-    assert found is not None
-    return found
+        return FIGURES[name](records, findings)
 
 
-def curve_of(records: StudyRecords, arm: str, key: str = "objective/kl_per_token") -> ArmCurve:
-    return next(curve for curve in arm_curves(records, key) if curve.arm == arm)
+def means(plot: Plot) -> Any:
+    """The rows of whole arms, by their names."""
+    return plot.data[plot.data["seed"].isna()].set_index("arm")
+
+
+def with_study(records: StudyRecords, **changes: Any) -> StudyRecords:
+    return replace(records, study=records.study.model_copy(update=changes))
 
 
 def test_a_study_can_list_every_figure_and_no_other() -> None:
@@ -45,13 +44,11 @@ def test_a_study_can_list_every_figure_and_no_other() -> None:
 
 
 def test_arms_differ_in_more_than_colour(records: StudyRecords) -> None:
-    arms: dict[str, Any] = {f"a{i}": {} for i in range(12)}
-    styles = arm_styles(records.study.model_copy(update={"arms": arms, "baseline": "a3"}))
+    styles = arm_styles(with_study(records, arms={f"a{i}": {} for i in range(12)}, baseline="a3").study)
     assert styles["a3"].color == INK
     assert len({(one.color, str(one.dashes), one.marker) for one in styles.values()}) == 12
-    first = [styles[f"a{i}"] for i in range(6)]
     for part in ("color", "dashes", "marker"):
-        assert len({str(getattr(one, part)) for one in first}) == 6
+        assert len({str(getattr(styles[f"a{i}"], part)) for i in range(6)}) == 6
 
 
 def test_figures_state_n_and_have_an_alternative_and_their_origin(
@@ -61,7 +58,6 @@ def test_figures_state_n_and_have_an_alternative_and_their_origin(
     found = dict(draw(records, findings, tmp_path))
     assert set(found) == set(FIGURES) - OF_OTHER_DESIGNS
     for one in found.values():
-        assert one is not None
         assert any(words in one.caption for words in ("n = ", "seeds: ", "mall marks: seeds"))
         assert len(one.alt) > 40
     files = sorted(path.name for path in tmp_path.iterdir())
@@ -73,32 +69,34 @@ def test_figures_state_n_and_have_an_alternative_and_their_origin(
     assert b"/Subtype /Type0" in (tmp_path / "kl.pdf").read_bytes(), "TrueType, as publishers ask for"
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_figure_that_is_asked_for_by_name_and_has_nothing_to_show_is_named(
-    build: Builder, records: StudyRecords, findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: StudyRecords, findings: Findings, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(style, "save", lambda *_: None)
-    asked = replace(records, study=records.study.model_copy(update={"figures": ("pareto", "kl")}))
+    asked = with_study(records, figures=("pareto", "kl"))
     assert [(name, one is None) for name, one in draw(asked, findings, tmp_path)] == [("pareto", True), ("kl", False)]
-    arms = ("beta_0", "beta_0.01", "beta_0.05", "beta_0.2")
-    built = build(tmp_path, seeds=(0,), missing=tuple((arm, 0) for arm in arms), diverged=(), budget=())
-    empty = load_records(built.folder, built.study)
-    assert {FIGURES[name](empty, analyse(empty)) for name in FIGURES} == {None}
+    empty = build(tmp_path, seeds=(0,), **WHOLE | {"missing": tuple((arm, 0) for arm in BETAS)})
+    assert {FIGURES[name](empty.records, empty.findings) for name in FIGURES} == {None}
 
 
 def test_a_curve_is_the_mean_and_range_over_seeds_until_one_stops(records: StudyRecords) -> None:
-    curve = curve_of(records, "beta_0.05")
-    frame = records.curves[records.curves["arm"] == "beta_0.05"].dropna(subset=["objective/kl_per_token"])
-    wide = frame.pivot(index="step", columns="seed", values="objective/kl_per_token")
+    def curve_of(arm: str, key: str = "objective/kl_per_token") -> ArmCurve:
+        return next(curve for curve in arm_curves(records, key) if curve.arm == arm)
+
+    curve = curve_of("beta_0.05")
+    frame = records.curves[records.curves["arm"] == "beta_0.05"]
+    wide = frame.dropna(subset=["objective/kl_per_token"]).pivot(
+        index="step", columns="seed", values="objective/kl_per_token"
+    )
     np.testing.assert_allclose(curve.mean[["mean", "low", "high"]], wide.agg(["mean", "min", "max"], axis=1))
     assert (curve.seeds, curve.tails, curve.ends) == (3, (), ())
-    stopped = curve_of(records, "beta_0")
+    stopped = curve_of("beta_0")
     assert stopped.mean["step"].max() == 672
     assert {int(tail["seed"].iloc[0]) for tail in stopped.tails} == {0, 1}
     assert [(step, status) for step, _, status in stopped.ends] == [(672, "diverged")]
-    long = curve_of(records, "beta_0.05", "policy/entropy")
+    long = curve_of("beta_0.05", "policy/entropy")
     assert len(long.mean) <= 257
-    cell = records.curves[(records.curves["arm"] == "beta_0.05") & (records.curves["step"].between(17, 32))]
-    assert long.mean["mean"].iloc[1] == pytest.approx(cell["policy/entropy"].mean())
+    assert long.mean["mean"].iloc[1] == pytest.approx(frame[frame["step"].between(17, 32)]["policy/entropy"].mean())
 
 
 def test_the_kl_figure_shows_the_estimator_and_the_threshold_of_the_claims(
@@ -106,31 +104,30 @@ def test_the_kl_figure_shows_the_estimator_and_the_threshold_of_the_claims(
 ) -> None:
     exact = "objective/kl_exact_per_token"
     both = replace(records, curves=records.curves.assign(**{exact: records.curves["policy/kl_ref_per_token"]}))
-    claim = records.study.falsifiers[0].model_copy(update={"metric": exact})
-    asked = replace(both, study=records.study.model_copy(update={"falsifiers": (claim,)}))
-    without = replace(both, study=records.study.model_copy(update={"falsifiers": ()}))
+    asked = with_study(both, falsifiers=(records.study.falsifiers[0].model_copy(update={"metric": exact}),))
+    without = with_study(both, falsifiers=())
     for shown, metric in ((both, "objective/kl_per_token"), (asked, exact), (without, exact)):
         found = drawn("kl", shown, findings)
         assert set(found.data["metric"]) == {metric}
-        flat = [line for line in found.figure.axes[0].lines if np.allclose(line.get_ydata(), 0.025)]  # type: ignore[arg-type]
+        flat = [line for line in found.figure.axes[0].lines if np.allclose(line.get_ydata(), 0.025)]
         assert len(flat) == len(shown.study.falsifiers)
 
 
 def test_the_forest_shows_every_evaluated_arm(records: StudyRecords, findings: Findings) -> None:
-    data = drawn("win_rate", records, findings).data
-    means = data[data["seed"].isna()].set_index("arm")["value"]
-    assert means.to_dict() == {one.arm: one.estimates["eval/win_rate"].value for one in findings.arms}
-    assert int(data["seed"].notna().sum()) == 10
+    found = drawn("win_rate", records, findings)
+    assert means(found)["value"].to_dict() == {one.arm: one.estimates[WIN].value for one in findings.arms}
+    assert int(found.data["seed"].notna().sum()) == 10
 
 
 def test_of_many_arms_the_telling_ones_are_drawn(records: StudyRecords, findings: Findings) -> None:
     assert telling(records, findings) == records.arms
     names, template = [f"a{i}" for i in range(20)], findings.arm("beta_0.05")
     values = dict(zip(names, np.random.default_rng(0).permutation(20) / 20, strict=True))
-    rate = template.estimates["eval/win_rate"]
-    arms = [replace(template, arm=arm, estimates={"eval/win_rate": replace(rate, value=values[arm])}) for arm in names]
-    study = records.study.model_copy(update={"arms": {name: {} for name in names}, "baseline": "a7"})
-    chosen = telling(replace(records, study=study), replace(findings, arms=tuple(arms)))
+    rates = {arm: {WIN: replace(template.estimates[WIN], value=values[arm])} for arm in names}
+    arms = tuple(replace(template, arm=arm, estimates=rate) for arm, rate in rates.items())
+    chosen = telling(
+        with_study(records, arms={name: {} for name in names}, baseline="a7"), replace(findings, arms=arms)
+    )
     ranked = sorted((name for name in names if name != "a7"), key=values.__getitem__)
     assert set(chosen) == {"a7", *ranked[:4], *ranked[-4:]}
     assert chosen == sorted(chosen, key=names.index)
@@ -145,11 +142,10 @@ def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -
     parts = dict(list(found.data.groupby("part")))
     ends = parts["end"].set_index("arm")["value"]
     assert set(ends.index) == {"beta_0.07", "beta_0.05", "beta_0.035", "tight", "tighter"}
-    assert ends["tight"] == findings.arm("tight").estimates["eval/win_rate"].value
+    assert ends["tight"] == findings.arm("tight").estimates[WIN].value
     assert all(own["kl"].is_monotonic_increasing for _, own in parts["interpolated"].groupby("seed"))
     shown = parts["difference"].set_index("arm")["value"]
-    rows = {one.arm: one for one in findings.matched if one.metric == "eval/win_rate"}
-    assert rows["tight"].difference is not None
+    rows = {one.arm: one for one in findings.matched if one.metric == WIN}
     assert (list(shown.index), shown["tight"]) == (["tight", "tighter"], rows["tight"].difference.value)
     labels = [label.get_text() for label in found.figure.axes[1].get_yticklabels()]
     assert [label.rsplit(", ", 1)[1] for label in labels] == ["0.50 × cost", "1.00 × cost"]
@@ -160,40 +156,35 @@ def test_price_shows_arms_at_their_cost_if_costs_differ(records: StudyRecords, f
         cost = records.trials["arm"].map(lambda arm: tokens.get(arm, 1.0))
         return replace(records, trials=records.trials.assign(**dict.fromkeys(COSTS, cost)))
 
-    found = drawn("price", costing(**{"beta_0.05": 4.0, "beta_0.2": 0.0}), findings)
-    means = found.data[found.data["seed"].isna()].set_index("arm")
-    assert means["cost/tflop"].to_dict() == {"beta_0": 1.0, "beta_0.01": 1.0, "beta_0.05": 4.0}
-    assert means.loc["beta_0.01", "value"] == findings.arm("beta_0.01").estimates["eval/win_rate"].value
-    for cost, shown in ((1.24, False), (1.26, True)):
-        assert (FIGURES["price"](costing(**{"beta_0.05": cost}), findings) is not None) == shown
+    shown = means(drawn("price", costing(**{"beta_0.05": 4.0, "beta_0.2": 0.0}), findings))
+    assert shown["cost/tflop"].to_dict() == {"beta_0": 1.0, "beta_0.01": 1.0, "beta_0.05": 4.0}
+    assert shown.loc["beta_0.01", "value"] == findings.arm("beta_0.01").estimates[WIN].value
+    found = [FIGURES["price"](costing(**{"beta_0.05": cost}), findings) for cost in (1.24, 1.26)]
+    assert [one is None for one in found] == [True, False]
 
 
-def test_interactions_show_every_cell_and_its_departure(build: Builder, tmp_path: Path) -> None:
+def test_interactions_show_every_cell_and_its_departure(tmp_path: Path) -> None:
     arms = {f"{beta}_{lam}": {BETA: beta, LAM: lam} for beta in (0.05, 0.2) for lam in (0.8, 0.95)}
-    built = build(tmp_path, arms=arms, baseline="0.05_0.95", seeds=(0, 1), **WHOLE)
-    records = load_records(built.folder, built.study)
-    findings = analyse(records)
-    found = drawn("interactions", records, findings)
+    built = build(tmp_path, arms=arms, baseline="0.05_0.95", seeds=(0, 1), steps=64, prompts=30, **WHOLE)
+    found = drawn("interactions", built.records, built.findings)
     left, right = found.figure.axes
     assert left.get_xlabel() == right.get_xlabel() == LAM
     assert [sum("[" in text.get_text() for text in axes.texts) for axes in (left, right)] == [4, 1]
-    (interaction,) = findings.crossings[0].interactions
-    assert interaction.contrast.estimate is not None
+    (interaction,) = built.findings.crossings[0].interactions
     departures = found.data.set_index(["row", "column"])["departure"].dropna()
     assert departures.to_dict() == {(0.2, 0.8): interaction.contrast.estimate.value}
 
 
 def test_the_front_of_a_search_leaves_out_what_broke_a_constraint(records: StudyRecords, findings: Findings) -> None:
-    values = ((0.8, 2.0), (0.9, 9.0), (0.7, 1.5), None, (0.6, 1.7))
     trials = tuple(
         Tried(
             number, f"search-{number:03d}", {BETA: 0.1}, "complete",
-            {"eval/win_rate": own[0], "eval/kl_per_sequence": own[1]} if own else {}, number not in (1, 3), 64,
+            {WIN: own[0], "eval/kl_per_sequence": own[1]} if own else {}, number not in (1, 3), 64,
         )
-        for number, own in enumerate(values)
+        for number, own in enumerate(((0.8, 2.0), (0.9, 9.0), (0.7, 1.5), None, (0.6, 1.7)))
     )  # fmt: skip
     found = drawn("pareto", records, replace(findings, search=SearchResult(trials, (0,), {"confirm-1": 0})))
     data = found.data.set_index("number")
     assert data["front"].to_dict() == {0: True, 1: False, 2: True, 4: False}
-    names = {text.get_text() for text in found.figure.findobj(Text)}  # type: ignore[attr-defined]
+    names = {text.get_text() for text in found.figure.findobj(Text)}
     assert (data.loc[0, "confirmed_as"], "confirm-1" in names) == ("confirm-1", True)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from synthetic import WHOLE, build
 
 from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, metrics
 from reports.findings.pairs import shared
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.matched_kl import interpolate
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.reports.conftest import Builder
-
 FIXED = ("beta_0.07", "beta_0.05", "beta_0.035")
-WHOLE: dict[str, Any] = {"diverged": (), "budget": (), "missing": (), "steps": 64, "prompts": 30}
+SHAPE: dict[str, Any] = {**WHOLE, "steps": 64}
 ENDS = {"tight": (2.2, 4.1), "tighter": (1.7, 3.7), "loose": (3.0, 4.5)}
-ON_CURVE = {arm: (d, d * (3 - d / 2)) for arm, d in zip(FIXED, (1.3, 1.8, 2.4), strict=True)}
-"""Gold is d (3 - d / 2) of d = sqrt(KL)."""
 
 
 def row_of(records: StudyRecords, arm: str, metric: str = "eval/gold") -> MatchedKL:
@@ -32,6 +27,11 @@ def row_of(records: StudyRecords, arm: str, metric: str = "eval/gold") -> Matche
 
 def with_study(records: StudyRecords, **changed: Any) -> StudyRecords:
     return dataclasses.replace(records, study=records.study.model_copy(update=changed))
+
+
+def aiming(records: StudyRecords, metric: str, direction: str = "maximize", **more: Any) -> StudyRecords:
+    wanted = {"metric": metric, "direction": direction}
+    return with_study(records, objective=records.study.objective.model_copy(update=wanted), **more)
 
 
 def with_ends(records: StudyRecords, ends: dict[str, tuple[float, float]]) -> StudyRecords:
@@ -53,7 +53,7 @@ def with_ends(records: StudyRecords, ends: dict[str, tuple[float, float]]) -> St
 
 
 def test_arms_that_differ_in_a_fixed_beta_alone_are_one_method(
-    strengths: StudyRecords, records: StudyRecords, build: Builder, tmp_path: Path
+    strengths: StudyRecords, records: StudyRecords, tmp_path: Path
 ) -> None:
     assert base_method(strengths) == (FIXED_BETA, FIXED)
     assert base_method(records) == (FIXED_BETA, tuple(records.arms))
@@ -61,8 +61,8 @@ def test_arms_that_differ_in_a_fixed_beta_alone_are_one_method(
     declared = with_study(strengths, methods={"pair": ("beta_0.05", "tight"), "rest": ("beta_0.07",)})
     assert base_method(declared) == ("pair", ("beta_0.05", "tight"))
     moving = {"kl.control": "adaptive", "kl.beta": 0.05}
-    built = build(tmp_path, arms={"beta_0.05": moving, "x": {**moving, "kl.beta": 0.2}}, seeds=(0,), **WHOLE)
-    found = load_records(built.folder, built.study)
+    arms = {"beta_0.05": moving, "x": {**moving, "kl.beta": 0.2}}
+    found = build(tmp_path, arms=arms, seeds=(0,), prompts=30, **SHAPE).records
     assert base_method(found) == ("beta_0.05", ("beta_0.05",))
     assert {row.reason for row in matched(found)} == {"few arms"}
 
@@ -78,9 +78,6 @@ def test_an_arm_is_held_against_the_curve_at_its_own_kl(strengths: StudyRecords)
         kl = np.array([0.0, *own.loc[list(FIXED), "kl"]])
         gold = np.array([own.loc["tight", "reference_gold"], *own.loc[list(FIXED), "policy_gold"]])
         wanted[seed] = own.loc["tight", "policy_gold"] - interpolate(kl, gold, float(own.loc["tight", "kl"]))
-    assert row.base_value is not None
-    assert row.arm_value is not None
-    assert row.difference is not None
     assert row.kl.value == pytest.approx(frame.xs("tight", level="arm")["kl"].mean())
     assert row.per_seed == pytest.approx(wanted)
     assert row.difference.value == pytest.approx(np.mean(list(wanted.values())))
@@ -92,34 +89,30 @@ def test_an_arm_is_held_against_the_curve_at_its_own_kl(strengths: StudyRecords)
         assert [row.p_holm for row in rows] == two_level.holm([row.p for row in rows])
 
 
-def with_trials(records: StudyRecords, *seeds: int) -> StudyRecords:
+def loosened(records: StudyRecords, *seeds: int) -> StudyRecords:
     """The arm `tight` with the answers of `loose` on these seeds."""
-    prompts, trials = records.prompts.copy(), records.trials.copy()
+    prompts, trials = records.prompts.copy(), records.trials.copy().set_index(["arm", "seed"])
     rows = {trial: own.index for trial, own in prompts.groupby(["arm", "seed"])}
-    kls = records.trials.set_index(["arm", "seed"])["eval/kl_per_sequence"]
     for seed in seeds:
         for column in ("kl", "policy_gold", "win"):
             prompts.loc[rows["tight", seed], column] = prompts.loc[rows["loose", seed], column].to_numpy()
-        trials.loc[(trials["arm"] == "tight") & (trials["seed"] == seed), "eval/kl_per_sequence"] = kls["loose", seed]
-    return dataclasses.replace(records, prompts=prompts, trials=trials)
+        trials.loc[("tight", seed), "eval/kl_per_sequence"] = trials.loc[("loose", seed), "eval/kl_per_sequence"]
+    return dataclasses.replace(records, prompts=prompts, trials=trials.reset_index())
 
 
 def test_seeds_without_a_place_on_their_curve_are_left_out_and_few_are_not_compared(
-    strengths: StudyRecords, build: Builder, tmp_path: Path
+    strengths: StudyRecords, tmp_path: Path
 ) -> None:
-    one = row_of(with_trials(strengths, 1), "tight")
+    one = row_of(loosened(strengths, 1), "tight")
     assert (one.reason, one.left, list(one.per_seed)) == ("", {1: "beyond"}, [0, 2])
-    two = row_of(with_trials(strengths, 1, 2), "tight")
+    two = row_of(loosened(strengths, 1, 2), "tight")
     assert (two.reason, two.left, two.difference) == ("few seeds", {1: "beyond", 2: "beyond"}, None)
     beyond = row_of(strengths, "loose")
     assert (beyond.reason, set(beyond.left.values()), beyond.difference) == ("few seeds", {"beyond"}, None)
     weak = with_study(strengths, methods={"weak": ("beta_0.05", "beta_0.035")}, baseline="beta_0.05")
     assert set(row_of(weak, "tighter").left.values()) == {"below"}
-    from tests.reports.conftest import STRENGTHS
-
     lost = (("beta_0.05", 0), ("beta_0.05", 1), ("beta_0.035", 1), ("tight", 2))
-    built = build(tmp_path, arms=STRENGTHS, **{**WHOLE, "missing": lost, "prompts": 200})
-    row = row_of(load_records(built.folder, built.study), "tight")
+    row = row_of(build(tmp_path, arms=strengths.study.arms, **SHAPE | {"missing": lost}).records, "tight")
     assert (row.reason, row.left) == ("few seeds", {0: "far apart", 1: "few arms", 2: "not evaluated"})
     assert row.left_by_reason == {"not evaluated": 1, "far apart": 1, "few arms": 1}
 
@@ -141,37 +134,28 @@ def test_an_arm_that_is_shown_to_be_worse_than_the_reference_is_no_point_of_the_
 
 
 def test_an_arm_on_the_curve_is_not_distinguished_and_one_above_it_is(strengths: StudyRecords) -> None:
-    """Both arms end between two betas, where the chord lies 0.05 lower."""
-    ends = {"tight": (2.0, 4.0), "tighter": (1.5, 1.5 * 2.25 + 0.5), "loose": (3.0, 4.5)}
-    found = with_ends(strengths, {**ON_CURVE, **ends})
+    """Gold is d (3 - d / 2) of d = sqrt(KL); both arms end between two betas, where the chord lies 0.05 lower."""
+    ends = {arm: (d, d * (3 - d / 2)) for arm, d in zip(FIXED, (1.3, 1.8, 2.4), strict=True)}
+    found = with_ends(strengths, ends | {"tight": (2.0, 4.0), "tighter": (1.5, 3.875), "loose": (3.0, 4.5)})
     assert row_of(found, "tight").outcome == "undecided"
     above = row_of(found, "tighter")
-    assert above.difference is not None
     assert (above.outcome, above.difference.value) == ("better", pytest.approx(0.5, abs=0.05))
-    less = found.study.objective.model_copy(update={"metric": "eval/gold", "direction": "minimize"})
-    assert row_of(with_study(found, objective=less), "tighter").outcome == "worse"
+    assert row_of(aiming(found, "eval/gold", "minimize"), "tighter").outcome == "worse"
     prompts = found.prompts.copy()  # imported outcomes can have gaps
     gap = (prompts["arm"] == "beta_0.05") & (prompts["prompt_id"] == prompts["prompt_id"].min())
     prompts.loc[gap, ["policy_gold", "kl"]] = np.nan
     holed = dataclasses.replace(found, prompts=prompts)
-    row, tables = row_of(holed, "tight"), shared(holed, "eval/gold", ["tight", "beta_0.05"])
-    assert row.difference is not None
-    assert row.difference.prompts == 199
-    assert tables is not None
-    assert {table.shape[1] for table, _ in tables.tables} == {199}
+    assert row_of(holed, "tight").difference.prompts == 199
+    assert {table.shape[1] for table, _ in shared(holed, "eval/gold", ["tight", "beta_0.05"]).tables} == {199}
 
 
 def test_what_is_compared_and_how(strengths: StudyRecords) -> None:
-    def aiming(metric: str, records: StudyRecords = strengths, **more: Any) -> StudyRecords:
-        return with_study(records, objective=records.study.objective.model_copy(update={"metric": metric}), **more)
-
-    assert metrics(aiming("eval/kl_per_token")) == ["eval/gold"], "a KL is not compared at equal KL"
+    assert metrics(aiming(strengths, "eval/kl_per_token")) == ["eval/gold"], "a KL is not compared at equal KL"
     # A chord lies below a concave curve, so without the reference two arms are too few.
-    two = aiming("eval/length", methods={"two": ("beta_0.05", "beta_0.035")})
+    two = aiming(strengths, "eval/length", methods={"two": ("beta_0.05", "beta_0.035")})
     assert set(row_of(two, "tight", "eval/length").left.values()) == {"few arms"}
     assert row_of(two, "tight").reason == ""
     numbers = np.random.default_rng(0).normal(size=len(strengths.trials))
     once = dataclasses.replace(strengths, trials=strengths.trials.assign(**{"eval/x": numbers}))
-    row = row_of(aiming("eval/x", once), "tight", "eval/x")
-    assert row.difference is not None
-    assert (row.difference.seeds, row.difference.prompts, row.difference.method) == (3, 0, "student")
+    found = row_of(aiming(once, "eval/x"), "tight", "eval/x").difference
+    assert (found.seeds, found.prompts, found.method) == (3, 0, "student")

@@ -6,23 +6,21 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from synthetic import WHOLE, Built, build
 
 from pipeline.run.layout import write_json
 from reports.findings.findings import analyse
 from reports.findings.hypotheses import Judgement, judge, overall
 from reports.findings.pairs import possible
 from reports.pages.report import build as build_page
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.two_level import Estimate
 from reports.text.hypotheses import verdict_sentence
 from studies.definition.hypotheses import Hypothesis
-
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
 
 EXTRA = """
 hypotheses:
@@ -39,18 +37,19 @@ hypotheses:
   - {name: series, claim: trained to more, metric: objective/scores, contrast: beta_0.01 - beta_0.2, expect: higher}
 confirm: {seeds: [7, 8]}
 """
+FEW: dict[str, Any] = {**WHOLE, "steps": 64, "extra": EXTRA}
 Ask = Callable[..., Judgement]
 
 
 @pytest.fixture(scope="module")
-def built(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("hypotheses")
-    return build(folder, diverged=(("beta_0", 2),), budget=(), missing=(), extra=EXTRA)
+    return build(folder, **WHOLE | {"diverged": (("beta_0", 2),)}, extra=EXTRA)
 
 
 @pytest.fixture(scope="module")
 def records(built: Built) -> StudyRecords:
-    return load_records(built.folder, built.study)
+    return built.records
 
 
 def asking(records: StudyRecords, *hypotheses: Hypothesis) -> tuple[Judgement, ...]:
@@ -66,24 +65,20 @@ def ask(records: StudyRecords) -> Ask:
     return judged
 
 
-def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords) -> None:
+def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords, ask: Ask) -> None:
     falls, wrong, series = judge(records)
     assert [one.outcome for one in (falls, wrong, series)] == ["SUPPORTED", "REFUTED", "SUPPORTED"]
     assert [step.holds for step in falls.steps] == [True, True]
-    assert falls.p == max(step.p for step in falls.steps if step.p is not None) == falls.deciding.p
+    assert falls.p == max(step.p for step in falls.steps) == falls.deciding.p
     assert wrong.p == pytest.approx(falls.steps[1].p)
     assert [one.p_holm for one in (falls, wrong, series)] == two_level.holm([falls.p, wrong.p, series.p])
     assert overall([falls, wrong, series]) == "REFUTED"
     assert overall([falls, series]) == "SUPPORTED"
-
-
-def test_one_wrong_step_refutes_an_order_after_correction_for_its_steps(ask: Ask) -> None:
+    # One wrong step refutes an order, after correction for its steps.
     judged = ask(order=["beta_0.01", "beta_0.2", "beta_0.05"], expect="lower")
-    assert [step.holds for step in judged.steps] == [True, False]
+    assert ([step.holds for step in judged.steps], judged.outcome) == ([True, False], "REFUTED")
     assert judged.deciding is judged.steps[1]
-    assert judged.steps[1].p is not None
     assert judged.p == judged.p_holm == pytest.approx(2 * judged.steps[1].p)
-    assert judged.outcome == "REFUTED"
 
 
 def test_more_hypotheses_need_smaller_p_values(records: StudyRecords) -> None:
@@ -91,7 +86,6 @@ def test_more_hypotheses_need_smaller_p_values(records: StudyRecords) -> None:
     hypothesis = next(one for one in records.study.hypotheses if one.name == "series")
     (alone,) = asking(records, hypothesis)
     assert alone.outcome == "SUPPORTED"
-    assert alone.p is not None
     many = [hypothesis.model_copy(update={"name": f"n{index}"}) for index in range(int(0.05 / alone.p) + 2)]
     found = asking(records, *many)
     assert {(one.outcome, one.p) for one in found} == {("UNDECIDED", alone.p)}
@@ -102,29 +96,29 @@ def test_contrasts_are_made_of_recorded_means_ends_of_series_and_costs(records: 
     arms = ("beta_0.01", "beta_0.05", "beta_0.2")
     (step,) = ask(metric="eval/gold", contrast=dict(zip(arms, (1, -2, 1), strict=True)), expect="higher").steps
     means = [sum(records.recorded(arm, "eval/gold").values()) / 3 for arm in arms]
-    assert step.estimate is not None
     assert step.estimate.value == pytest.approx(means[0] - 2 * means[1] + means[2])
     assert (step.estimate.seeds, step.estimate.prompts) == (3, 200)
     (step,) = ask(metric="objective/scores", contrast="beta_0.01 - beta_0.2", expect="higher").steps
-    last = {
-        arm: [v[-(len(v) // 10) :].mean() for _, v in records.series(arm, "objective/scores").values()] for arm in arms
-    }
-    apart = [a - b for a, b in zip(last["beta_0.01"], last["beta_0.2"], strict=True)]
-    assert step.estimate == two_level.over_seeds(apart)
+    first, second = (
+        [v[-(len(v) // 10) :].mean() for _, v in records.series(arm, "objective/scores").values()]
+        for arm in ("beta_0.01", "beta_0.2")
+    )
+    assert step.estimate == two_level.over_seeds([a - b for a, b in zip(first, second, strict=True)])
 
 
-def test_what_cannot_be_judged_yet(build: Builder, tmp_path: Path, ask: Ask) -> None:
+def test_what_cannot_be_judged_yet(tmp_path: Path, ask: Ask) -> None:
     judged = ask(contrast="beta_0 - beta_0.05", expect="higher")
     assert (judged.steps[0].holds, judged.p_holm, judged.outcome) == (True, None, "UNDECIDED")
     assert "beta_0 seed 2 diverged" in judged.reason
-    built = build(tmp_path / "a", steps=64, diverged=(), budget=(), missing=(("beta_0.2", 1),), extra=EXTRA)
-    found = judge(load_records(built.folder, built.study))
-    assert {one.outcome for one in found} == {"NOT TESTED"}
-    assert "1 of its 6 trials" in found[1].reason
-    built = build(tmp_path / "b", steps=64, seeds=(0,), diverged=(), budget=(), missing=(), extra=EXTRA)
-    found = judge(load_records(built.folder, built.study))
-    assert {one.outcome for one in found} == {"NOT TESTED"}
-    assert "1 shared seed" in found[0].reason
+    for number, (shape, reasons) in enumerate(
+        [
+            ({"missing": (("beta_0.2", 1),)}, {1: "1 of its 6 trials"}),
+            ({"seeds": (0,)}, {0: "1 shared seed"}),
+        ]
+    ):
+        found = judge(build(tmp_path / str(number), **FEW | shape).records)
+        assert {one.outcome for one in found} == {"NOT TESTED"}
+        assert all(words in found[index].reason for index, words in reasons.items())
 
 
 def test_the_page_names_what_decided_with_its_badge(built: Built, records: StudyRecords, tmp_path: Path) -> None:

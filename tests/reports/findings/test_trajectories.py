@@ -33,7 +33,6 @@ def test_drift_of_the_demo_is_what_was_built_in(records: StudyRecords, findings:
     0 goes beyond."""
     raised = {one.arm: one for one in findings.alarms}
     assert len(raised["beta_0"].alarms) == raised["beta_0"].trials == 3
-    assert raised["beta_0"].kl is not None
     assert raised["beta_0"].kl.value == pytest.approx((1.1 / 0.52) ** 2, rel=0.6)
     assert (raised["beta_0.05"].alarms, raised["beta_0.05"].kl) == ({}, None)
     found = {one.arm: one for one in findings.peaks}

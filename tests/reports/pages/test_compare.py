@@ -4,51 +4,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from helpers import write_record
+from synthetic import Built, build
 
 from pipeline.errors import UserError
 from reports.console import compare
-from reports.findings.findings import Findings, analyse
+from reports.findings.findings import analyse
 from reports.pages.compare import Compared, compare_studies, comparison_table
-from reports.records.load import StudyRecords, load_records
-
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
 
 
 @pytest.fixture(scope="module")
-def other(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    """A study of two arms on another reference and fewer seeds."""
-    shape = {"arms": {"a": 0.05, "b": 0.2}, "baseline": "a", "seeds": (0,), "steps": 64, "prompts": 20, "budget": ()}
-    built = build(tmp_path_factory.mktemp("other"), **shape)
-    other = "sf99999999999999"
+def studies(demo: Built, tmp_path_factory: pytest.TempPathFactory) -> list[Compared]:
+    """The demo, and a study of two arms on another reference and fewer seeds."""
+    shape: dict[str, Any] = {"arms": {"a": 0.05, "b": 0.2}, "seeds": (0,), "steps": 64, "prompts": 20}
+    built, key = build(tmp_path_factory.mktemp("other"), baseline="a", **shape), "sf99999999999999"
     for record in built.folder.records():
-        sft = record.stages["sft"].model_copy(update={"key": other, "path": f"store/sft/{other}"})
+        sft = record.stages["sft"].model_copy(update={"key": key, "path": f"store/sft/{key}"})
         write_record(built.folder, record.model_copy(update={"stages": {**record.stages, "sft": sft}}))
-    reference = built.layout.store / "sft" / "sf00112233445566"
-    reference.rename(reference.with_name(other))
-    records = load_records(built.folder, built.study)
-    named = replace(records, study=records.study.model_copy(update={"name": "other"}))
-    return Compared(named, analyse(records))
+    (reference,) = built.layout.store.glob("sft/[!.]*")
+    reference.rename(reference.with_name(key))
+    named = replace(built.records, study=built.study.model_copy(update={"name": "other"}))
+    return [Compared(demo.records, demo.findings), Compared(named, analyse(named))]
 
 
-def test_every_arm_of_every_study_has_a_row(records: StudyRecords, findings: Findings, other: Compared) -> None:
-    table = comparison_table([Compared(records, findings), other])
+def test_every_arm_of_every_study_has_a_row(demo: Built, studies: list[Compared]) -> None:
+    table = comparison_table(studies)
     assert table.frame["arm"].tolist() == ["beta_0", "beta_0.01", "beta_0.05", "beta_0.2", "a", "b"]
     row = table.frame.set_index("arm").loc["beta_0.05"]
-    assert row["eval/win_rate"] == findings.arm("beta_0.05").estimates["eval/win_rate"].value
+    assert row["eval/win_rate"] == demo.findings.arm("beta_0.05").estimates["eval/win_rate"].value
     assert (row["finding"], row["cost/wall_s"]) == ("baseline", 48.0)
-    fell = [v for claim in findings.claims for v in claim.verdicts if (v.arm, v.outcome) == ("beta_0.05", "FALSIFIED")]
-    assert row["claims_falsified"] == len(fell)
+    verdicts = [one for claim in demo.findings.claims for one in claim.verdicts if one.arm == "beta_0.05"]
+    assert row["claims_falsified"] == [one.outcome for one in verdicts].count("FALSIFIED")
 
 
-def test_page_and_terminal_have_every_arm_and_every_warning(
-    records: StudyRecords, findings: Findings, other: Compared, tmp_path: Path
-) -> None:
-    studies = [Compared(records, findings), other]
+def test_page_and_terminal_have_every_arm_and_every_warning(studies: list[Compared], tmp_path: Path) -> None:
     page, said = compare_studies(studies, tmp_path)
     lead, *warnings = said.split("\n\n")[0].splitlines()
     assert ["references" in warning for warning in warnings] == [True]

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from synthetic import WHOLE, Built, build
 from typer.testing import CliRunner, Result
 
 from ablate import app
 from pipeline.errors import FAULT
 from studies.claims.falsifiers import EXIT_CODES
 
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
-
 
 @pytest.fixture
-def built(build: Builder, tmp_path: Path) -> Built:
+def built(tmp_path: Path) -> Built:
     arms = {"beta_0.05": 0.3, "beta_0.2": 0.5}
-    shape = {"seeds": (0, 1), "steps": 2048, "prompts": 12, "diverged": (), "budget": (), "missing": ()}
-    whole: Built = build(tmp_path, arms=arms, extra="figures: []\n", **shape)
-    return whole
+    return build(tmp_path, arms=arms, seeds=(0, 1), prompts=12, extra="figures: []\n", **WHOLE)
 
 
 def call(built: Built, *words: str) -> Result:
@@ -35,8 +30,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
     assert call(built, "report").exit_code == 0
-    page = contents(built.folder.report)
-    aside = built.layout.root / "aside"
+    page, aside = contents(built.folder.report), built.layout.root / "aside"
     shutil.move(built.layout.store, aside)
     for words in (["report"], ["falsify"], ["compare"], ["report", "--without-missing"]):
         done = call(built, *words)
@@ -55,9 +49,7 @@ def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
 
 
 def test_some_trials_are_left_out_only_where_that_is_asked_for(built: Built) -> None:
-    record = built.folder.record("beta_0.2", 1)
-    assert record is not None
-    gone = built.layout.root / record.stages["train"].path
+    gone = built.table("beta_0.2", 1, "train", "")
     shutil.rmtree(gone)
     for command in ("report", "falsify"):
         done = call(built, command)

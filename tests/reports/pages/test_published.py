@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from synthetic import build
 
 from pipeline.run.layout import Layout
 from reports.findings.findings import Findings, analyse
 from reports.pages.published import publish
 from reports.records.load import find_study, load_records
 from studies.importing.run import import_folder
-
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder
 
 HYPOTHESES = """
 hypotheses:
@@ -29,7 +26,7 @@ def verdicts(findings: Findings) -> dict[str, object]:
     return {**{one.hypothesis.name: (one.outcome, one.p_holm) for one in findings.hypotheses}, "claims": fell}
 
 
-def test_data_give_the_same_numbers_and_verdicts(build: Builder, tmp_path: Path) -> None:
+def test_data_give_the_same_numbers_and_verdicts(tmp_path: Path) -> None:
     built = build(tmp_path, extra=HYPOTHESES)
     built.folder.registration_file.write_text("")
     page = publish(built.folder, built.study, tmp_path / "published")
@@ -38,7 +35,7 @@ def test_data_give_the_same_numbers_and_verdicts(build: Builder, tmp_path: Path)
     file = page.parent / "published_kl_demo.yaml"
     import_folder(page.parent, str(file), Layout.at(tmp_path / "here"), "plain")
     again = analyse(load_records(*find_study(Layout.at(tmp_path / "here"), str(file))))
-    first = analyse(load_records(built.folder, built.study))
+    first = built.findings
     assert verdicts(again) == verdicts(first)
     for own, imported in zip(first.arms, again.arms, strict=True):
         assert imported.counts.get("diverged") == own.counts.get("diverged")

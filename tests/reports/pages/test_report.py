@@ -7,26 +7,22 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from rich.console import Console
+from synthetic import Built, build
 
 from reports.console import compare, report
-from reports.figures import registry, style
-from reports.findings.findings import Findings
+from reports.figures import registry
 from reports.pages import report as render
 from reports.pages.report import render_report
-from reports.records.load import StudyRecords
 from reports.text.words import interval
 from studies.console.summary import print_study
-from studies.definition.design import Cell
-
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
 
 NASTY = '<script>alert("x")</script> & <img src=x onerror=alert(1)> \x00 "quoted"'
 VOID = {"meta", "link", "br", "img", "hr", "input"}
+Rendered = tuple[Built, dict[str, bytes]]
 
 
 class Parsed(HTMLParser):
@@ -61,42 +57,27 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write figures as SVG alone: the other formats are tested with the figures."""
-
-    def svg_only(figure: object, stem: Path, *_: object) -> None:
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(style, "save", svg_only)
-
-
 @pytest.fixture(scope="module")
-def rendered(build: Builder, tmp_path_factory: pytest.TempPathFactory) -> tuple[Built, dict[str, bytes]]:
-    built = build(tmp_path_factory.mktemp("render"), first_completion=NASTY)
+def rendered(tmp_path_factory: pytest.TempPathFactory) -> Rendered:
+    built = build(tmp_path_factory.mktemp("render"), first=NASTY)
     return built, contents(render_report(built.folder, built.study).parent)
 
 
-def test_all_files_are_there(rendered: tuple[Built, dict[str, bytes]]) -> None:
+def test_all_files_are_there_and_the_same_again(rendered: Rendered) -> None:
+    built, files = rendered
     wanted = {"index.html", "report.md", "claims.json", "tables/samples.csv"}
     names = set(registry.FIGURES) - {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
     wanted |= {f"figures/{name}{suffix}" for name in names for suffix in (".svg", ".png", ".pdf", ".csv")}
     tables = ["claims", "arms", "completions", "effects", "power", "matched_kl", "alarms", "gold_peaks", "health"]
     tables += ["verdicts", "statuses", "cost", "trials", "upstream"]
     wanted |= {f"tables/{name}{suffix}" for name in tables for suffix in (".csv", ".md", ".tex")}
-    assert set(rendered[1]) == wanted
-    assert all(rendered[1].values())
-
-
-def test_rendering_again_gives_the_same_bytes(rendered: tuple[Built, dict[str, bytes]]) -> None:
-    built, files = rendered
+    assert set(files) == wanted
+    assert all(files.values())
     assert contents(render_report(built.folder, built.study).parent) == files
 
 
 @pytest.mark.parametrize("name", ["index.html", "compare"])
-def test_pages_are_well_formed_self_contained_and_accessible(
-    rendered: tuple[Built, dict[str, bytes]], name: str
-) -> None:
+def test_pages_are_well_formed_self_contained_and_accessible(rendered: Rendered, name: str) -> None:
     built, files = rendered
     if name == "compare":
         files = contents(compare([built.study.source], out=built.layout.root)[0].parent)
@@ -105,11 +86,9 @@ def test_pages_are_well_formed_self_contained_and_accessible(
     assert [len(page.of(tag)) for tag in ("main", "header", "footer", "h1", "title", "script")] == [1] * 6
     assert all(attrs.get("scope") in {"col", "row"} for attrs in page.of("th"))
     assert all(section.get("aria-label") or section.get("aria-labelledby") for section in page.of("section"))
-    ids = page.all("id")
+    ids, links = page.all("id"), page.all("href")
     assert len(ids) == len(set(ids))
-    links = [str(attrs["href"]) for attrs in page.of("a")]
-    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
-    assert {link for link in links if not link.startswith("#")} <= set(files)
+    assert {link.removeprefix("#") for link in links} <= {*ids, *files, "data:,"}
     assert page.all("src") == []
     bare = re.sub(r"<(svg|script).*?</\1>", "", text, flags=re.DOTALL)
     assert "http" not in bare
@@ -119,7 +98,7 @@ def test_pages_are_well_formed_self_contained_and_accessible(
     assert all(len(attrs["aria-label"] or "") > 40 for attrs in images)
 
 
-def test_completions_cannot_inject(rendered: tuple[Built, dict[str, bytes]]) -> None:
+def test_completions_cannot_inject(rendered: Rendered) -> None:
     page, markdown = rendered[1]["index.html"].decode(), rendered[1]["report.md"].decode()
     assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;" in page
     for never in ("<script>alert", "onerror=alert(1)>", "\x00"):
@@ -127,9 +106,7 @@ def test_completions_cannot_inject(rendered: tuple[Built, dict[str, bytes]]) -> 
     assert "<script" not in markdown
 
 
-def test_the_page_opens_with_the_answer_the_frontier_and_the_hypotheses(
-    rendered: tuple[Built, dict[str, bytes]],
-) -> None:
+def test_the_page_opens_with_the_answer_the_frontier_and_the_hypotheses(rendered: Rendered) -> None:
     built, files = rendered
     page = files["index.html"].decode()
     marks = [
@@ -145,49 +122,41 @@ def test_the_page_opens_with_the_answer_the_frontier_and_the_hypotheses(
     assert "torch 2.13.0" in page
 
 
-def test_the_terminal_shows_the_intervals_of_the_page(
-    rendered: tuple[Built, dict[str, bytes]], records: StudyRecords, findings: Findings
-) -> None:
+def test_the_terminal_shows_the_intervals_of_the_page(rendered: Rendered) -> None:
     built, files = rendered
-    out = Console(file=io.StringIO(), width=200)
-    intervals = json.loads(files["claims.json"])["arms"]
-    plan = [cell for cell in records.plan if isinstance(cell, Cell)]
-    print_study(out, built.study, plan, list(records.records.values()), intervals)
-    shown = {line.split()[0]: line for line in out.file.getvalue().splitlines() if line.strip()}  # type: ignore[attr-defined]
-    for result in findings.arms:
+    out, page = io.StringIO(), files["index.html"].decode()
+    records = built.records
+    print_study(
+        Console(file=out, width=200), built.study, list(records.plan), list(records.records.values()),
+        json.loads(files["claims.json"])["arms"],
+    )  # fmt: skip
+    shown = {line.split()[0]: line for line in out.getvalue().splitlines() if line.strip()}
+    for result in built.findings.arms:
         for key in ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token"):
             value, _, ends = interval(result.estimates[key], key).partition(" ")
             assert f"{value} {ends}" in shown[result.arm]
-            assert f"{value}<small>{ends}</small>" in files["index.html"].decode()
-
-
-ONE = {"beta_0.05": 0.05}
+            assert f"{value}<small>{ends}</small>" in page
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    ("shape", "says"),
+    ("shape", "words"),
     [
-        ({"arms": ONE, "seeds": (0,)}, "1 seed × 6 prompts"),
+        ({"arms": {"beta_0.05": 0.05}, "seeds": (0,)}, "1 seed × 6 prompts"),
         ({"seeds": (0, 1), "prompts": 0}, "No trial has been evaluated"),
         ({"seeds": (0, 1), "prompts": 1}, "undecided"),
     ],
 )
-def test_degenerate_studies_still_make_a_page(
-    build: Builder, tmp_path: Path, shape: dict[str, object], says: str
-) -> None:
+def test_degenerate_studies_still_make_a_page(tmp_path: Path, shape: dict[str, Any], words: str) -> None:
     built = build(tmp_path, **{"steps": 64, "prompts": 6, **shape})
     page = render_report(built.folder, built.study).read_text()
     Parsed(page)
-    assert says in page
+    assert words in page
     assert not re.search(r">\s*nan\b", page)
     assert "None" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
 
 
-@pytest.mark.usefixtures("quick")
-def test_interrupted_render_leaves_the_old_report_whole(
-    build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_render_leaves_the_old_report_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: []\n")
     page = report(built.study.source, None, built.layout.root)
     assert page == built.folder.report / "index.html"

@@ -6,40 +6,27 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import republish, write_record, write_sealed
+from helpers import write_record, write_sealed
+from synthetic import Built, build
 
 from pipeline.errors import Damaged, Lost, UserError
 from pipeline.run.layout import Layout, StudyFolder
 from reports.records.load import StudyRecords, find_study, load_records, load_search
 from studies.definition.schema import load_study
 
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder, Built
-
 Change = Callable[[pd.DataFrame], pd.DataFrame]
+BASE = ("beta_0.05", 0)
+PROMPTS, CURVES = ("evaluate", "prompts.parquet"), ("train", "metrics.parquet")
 
 
 @pytest.fixture
-def small(build: Builder, tmp_path: Path) -> Built:
+def small(tmp_path: Path) -> Built:
     return build(tmp_path, seeds=(0,), prompts=4, steps=64)
-
-
-def table_of(built: Built, stage: str, name: str) -> Path:
-    record = built.folder.record("beta_0.05", 0)
-    assert record is not None
-    return built.folder.root / record.stages[stage].path / name
-
-
-def rewrite(built: Built, stage: str, name: str, change: Change) -> Path:
-    path = table_of(built, stage, name)
-    change(pd.read_parquet(path)).to_parquet(path, index=False)
-    republish(built.folder, path.parent)
-    return path
 
 
 def of_trial(frame: pd.DataFrame, arm: str, seed: int) -> pd.DataFrame:
@@ -49,19 +36,17 @@ def of_trial(frame: pd.DataFrame, arm: str, seed: int) -> pd.DataFrame:
 def test_every_planned_trial_has_a_row_and_a_status(records: StudyRecords) -> None:
     assert records.counts() == {"complete": 9, "budget": 1, "diverged": 1, "missing": 1}
     assert records.counts("beta_0") == {"complete": 2, "diverged": 1}
-    assert {arm: records.evaluated(arm) for arm in records.arms} == {
-        "beta_0": [0, 1], "beta_0.01": [0, 1], "beta_0.05": [0, 1, 2], "beta_0.2": [0, 1, 2],
-    }  # fmt: skip
+    assert [records.evaluated(arm) for arm in records.arms] == [[0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
     found = {entry["stage"]: entry for entry in records.upstream}
     assert (found["sft"]["summary"]["perplexity"], found["sft"]["trials"]) == (8.31, 11)
 
 
 def test_frames_equal_the_files(demo: Built, records: StudyRecords) -> None:
-    table = pd.read_parquet(table_of(demo, "evaluate", "prompts.parquet"))
-    mine = of_trial(records.prompts, "beta_0.05", 0)
+    table = pd.read_parquet(demo.table(*BASE, *PROMPTS))
+    mine = of_trial(records.prompts, *BASE)
     np.testing.assert_array_equal(mine[["kl", "win", "decided"]], table[["kl", "win", "decided"]])
-    curve = pd.read_parquet(table_of(demo, "train", "metrics.parquet"))
-    np.testing.assert_array_equal(of_trial(records.curves, "beta_0.05", 0)[curve.columns], curve)
+    curve = pd.read_parquet(demo.table(*BASE, *CURVES))
+    np.testing.assert_array_equal(of_trial(records.curves, *BASE)[curve.columns], curve)
     assert len(records.samples) == 10 * 16
     lost = of_trial(records.curves, "beta_0", 2)
     assert math.isnan(lost["policy/entropy"].iloc[-1]), "infinity is no recorded value"
@@ -73,75 +58,73 @@ def test_frames_equal_the_files(demo: Built, records: StudyRecords) -> None:
 
 
 def test_answers_are_one_row_a_seed_and_one_column_a_prompt(demo: Built, records: StudyRecords, small: Built) -> None:
-    shared = records.shared_prompts([("beta_0", 0), ("beta_0.05", 0)])
+    shared = records.shared_prompts([("beta_0", 0), BASE])
     np.testing.assert_array_equal(shared, np.arange(200))
-    table = pd.read_parquet(table_of(demo, "evaluate", "prompts.parquet"))
+    table = pd.read_parquet(demo.table(*BASE, *PROMPTS))
     backwards = records.answers("beta_0.05", "kl", [2, 0], shared[::-1])
     np.testing.assert_array_equal(backwards[1], table["kl"].to_numpy()[::-1])
     assert not records.shared_prompts([("beta_0", 0), ("beta_0", 2)]).size, "a trial without results shares no prompt"
-    rewrite(small, "evaluate", "prompts.parquet", lambda table: table.iloc[[3, 1]])
-    some = load_records(small.folder, small.study)
-    assert some.shared_prompts([("beta_0.05", 0), ("beta_0.01", 0)]).tolist() == [1, 3]
+    small.rewrite(small.table(*BASE, *PROMPTS), lambda table: table.iloc[[3, 1]])
+    some = small.read()
+    assert some.shared_prompts([BASE, ("beta_0.01", 0)]).tolist() == [1, 3]
     assert np.isnan(some.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
 
 
 def test_of_two_rows_at_one_step_the_last_counts(small: Built) -> None:
-    table = pd.read_parquet(table_of(small, "train", "metrics.parquet"))
+    path = small.table(*BASE, *CURVES)
+    table = pd.read_parquet(path)
     last = table.tail(1).assign(**{"policy/entropy": 9.0})
-    rewrite(small, "train", "metrics.parquet", lambda table: pd.concat([table.iloc[::-1], last]))
-    mine = of_trial(load_records(small.folder, small.study).curves, "beta_0.05", 0)
+    small.rewrite(path, lambda table: pd.concat([table.iloc[::-1], last]))
+    mine = of_trial(small.read().curves, *BASE)
     assert mine["step"].tolist() == table["step"].tolist()
     assert mine["policy/entropy"].iloc[-1] == 9.0
 
 
 def test_a_study_that_was_never_run(demo: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = demo.study.source
     monkeypatch.chdir(Path(__file__).parents[3])
-    with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={demo.study.source}$"):
-        find_study(Layout.at(tmp_path), demo.study.source)
-    with pytest.raises(UserError, match=r"it has been run on: tiny; run it first: make study STUDY=.* PROFILE=smoke"):
-        find_study(demo.layout, demo.study.source, "smoke")
+    with pytest.raises(UserError, match=rf"has not been run on profile 'tiny'.*make study STUDY={source}$"):
+        find_study(Layout.at(tmp_path), source)
+    with pytest.raises(UserError, match=r"has been run on: tiny; .*: make study STUDY=.* PROFILE=smoke"):
+        find_study(demo.layout, source, "smoke")
 
 
 @pytest.mark.parametrize(
-    ("stage", "name", "change", "words"),
+    ("where", "change", "words"),
     [
-        ("evaluate", "prompts.parquet", lambda table: table.drop(columns=["tie", "agree"]), "no column tie, agree"),
-        ("train", "metrics.parquet", lambda table: table.drop(columns="step"), "no column step"),
-        ("train", "metrics.parquet", None, "."),
-        ("record", "", None, "."),
+        (PROMPTS, lambda table: table.drop(columns=["tie", "agree"]), "no column tie, agree"),
+        (CURVES, lambda table: table.drop(columns="step"), "no column step"),
+        (CURVES, None, "."),
+        (None, None, "."),
     ],
-)  # fmt: skip
-def test_what_is_damaged_is_one_line_with_its_file(
-    small: Built, stage: str, name: str, change: Change | None, words: str
-) -> None:
-    path = table_of(small, stage, name) if name else small.folder.trial_file("beta_0.05", 0)
+)
+def test_what_is_damaged_is_one_line_with_its_file(small: Built, where: Any, change: Change | None, words: str) -> None:
+    path = small.table(*BASE, *where) if where else small.folder.trial_file(*BASE)
     if change is None:
         path.write_bytes(path.read_bytes()[:100])
     else:
-        rewrite(small, stage, name, change)
+        small.rewrite(path, change)
     with pytest.raises(Damaged, match=words) as caught:
-        load_records(small.folder, small.study)
+        small.read()
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_artifact_is_refused_or_a_note_and_one_outside_is_refused(small: Built) -> None:
-    shutil.rmtree(table_of(small, "train", "metrics.parquet").parent)
+    shutil.rmtree(small.table(*BASE, *CURVES).parent)
     with pytest.raises(Lost, match=r"1 of \d recorded trials have lost results \(beta_0\.05 seed 0;"):
-        load_records(small.folder, small.study)
+        small.read()
     records = load_records(small.folder, small.study, without_missing=True)
     assert any("beta_0.05 seed 0" in note and "train/metrics.parquet" in note for note in records.notes)
-    record = small.folder.record("beta_0.05", 0)
-    assert record is not None
+    record = small.folder.record(*BASE)
     outside = record.stages["train"].model_copy(update={"path": "../../../etc"})
     write_record(small.folder, record.model_copy(update={"stages": {**record.stages, "train": outside}}))
     with pytest.raises(Damaged, match="leaves the output folder"):
-        load_records(small.folder, small.study)
+        small.read()
 
 
-def test_stale_and_dropped_trials_are_reported_and_left_out(build: Builder, tmp_path: Path, small: Built) -> None:
-    built = build(tmp_path / "stale", prompts=4, steps=64, stale=(("beta_0.05", 1),))
-    records = load_records(built.folder, built.study)
+def test_stale_and_dropped_trials_are_reported_and_left_out(tmp_path: Path, small: Built) -> None:
+    records = build(tmp_path / "stale", prompts=4, steps=64, stale=(("beta_0.05", 1),)).records
     assert records.counts("beta_0.05") == {"complete": 2, "stale": 1}
     assert records.evaluated("beta_0.05") == [0, 2]
     assert any("beta_0.05 seed 1" in note for note in records.notes)
@@ -150,7 +133,7 @@ def test_stale_and_dropped_trials_are_reported_and_left_out(build: Builder, tmp_
     assert any("beta_0.2 seed 0" in note for note in fewer.notes)
     write_sealed(small.folder.study_file, {**small.folder.started(), "overrides": {"optimiser.lr": 0.002}})
     with pytest.raises(UserError, match="all 4 records were run with another configuration"):
-        load_records(small.folder, small.study)
+        small.read()
 
 
 STUDY = """
@@ -160,16 +143,15 @@ search: {space: {kl.beta: {low: 0.01, high: 1.0, log: true}}, trials: 2, confirm
 """
 
 
-def trial(number: int, status: str, knobs: dict[str, float], values: dict[str, float]) -> dict[str, Any]:
-    head = {"number": number, "arm": f"search-{number:03d}", "overrides": knobs, "status": status}
-    return {**head, "values": values, "feasible": bool(values), "steps": 64}
-
-
 def test_a_search_is_read_if_it_is_of_this_study_and_refused_when_damaged(tmp_path: Path) -> None:
     (tmp_path / "hunt.yaml").write_text(STUDY, encoding="utf-8")
     study, folder = load_study(tmp_path / "hunt.yaml"), StudyFolder(tmp_path, tmp_path / "studies" / "hunt" / "tiny")
     folder.path.mkdir(parents=True)
-    assert study.search is not None
+
+    def trial(number: int, status: str, knobs: dict[str, float], values: dict[str, float]) -> dict[str, Any]:
+        head = {"number": number, "arm": f"search-{number:03d}", "overrides": knobs, "status": status}
+        return {**head, "values": values, "feasible": bool(values), "steps": 64}
+
     won = trial(0, "complete", {"kl.beta": 0.1}, {"eval/win_rate": 0.7})
     content: dict[str, Any] = {
         "search": study.search.model_dump(mode="json"),
@@ -180,7 +162,6 @@ def test_a_search_is_read_if_it_is_of_this_study_and_refused_when_damaged(tmp_pa
     assert load_search(folder, study) is None
     write_sealed(folder.search_file, content)
     found = load_search(folder, study.model_copy(update={"seeds": (7, 8)}))  # as its confirmation has them
-    assert found is not None
     assert [(one.number, one.values) for one in found.trials] == [(0, {"eval/win_rate": 0.7}), (1, {})]
     assert (found.metrics, found.knobs) == (["eval/win_rate"], ["kl.beta", "optimiser.lr"])
     assert (found.pareto, found.confirmed) == ((0,), {"confirm-1": 0})

@@ -52,7 +52,6 @@ def test_what_an_interval_says(low: float, high: float, expect: Expected, margin
 def test_p_is_that_of_the_bound() -> None:
     effect = at(0.1, 0.3)
     p = two_level.two_level_p(effect)
-    assert p is not None
     assert (against(effect, "higher"), against(effect, "lower")) == ((True, p), (False, p))
     assert against(at(0.0, 0.2), "higher", 0.1)[1] == pytest.approx(1.0)
     assert against(at(-0.1, 0.1), "equal", 0.2) == (True, pytest.approx(p / 2))

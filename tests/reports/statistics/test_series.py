@@ -45,7 +45,6 @@ def test_a_path_follows_a_kl_that_overshoots_and_falls_back_whatever_the_order_o
     order = np.random.default_rng(1).permutation(401)
     steps, kls = np.arange(401.0), np.append(kl, np.nan)
     path = drift_path(steps[order], kls[order], {"gold": -kls[order]})
-    assert path is not None
     assert path.steps.tolist() == list(range(400))
     assert path.kl.max() == pytest.approx(18.0, rel=0.03)
     assert path.values["gold"] == pytest.approx(-path.kl)
@@ -58,7 +57,6 @@ def test_the_mean_path_is_over_equal_steps_as_long_as_all_run() -> None:
         return DriftPath(steps, factor * steps, {"gold": -factor * steps})
 
     mean = mean_path([path(100, 1.0), path(60, 3.0)])
-    assert mean is not None
     assert mean.steps.tolist() == [0, 10, 20, 30, 40, 50, 60]
     assert mean.kl == pytest.approx(2 * mean.steps)
     assert mean.values["gold"] == pytest.approx(-2 * mean.steps)
@@ -75,7 +73,6 @@ def test_the_peak_of_three_blocks_by_hand() -> None:
     values = np.array([9.0, 0.0, 9.0, 0.0, 1.0, 4.0, 1.0, 4.0, 2.0, 2.0, 2.0, 2.0])
     # The even records choose the first block, where the odd ones are 0; these choose the second, where the even are 1.
     found = peak(np.arange(12.0), kl, values)
-    assert found is not None
     assert (found.root_kl, found.value, found.fall) == (1.5, 0.5, -1.5)
     assert peak(np.arange(11.0), kl[:11], values[:11]) is None
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from synthetic import WHOLE, build
 
 from pipeline.rewards.settings import PartConfig, RewardConfig
 from reports.findings.findings import Findings, analyse
-from reports.records.load import StudyRecords, load_records
+from reports.records.load import StudyRecords
 from reports.statistics.coverage import coverage_with, largest
 from reports.text.methods import methods
 from reports.text.say import say
 from reports.text.words import percent
 
-if TYPE_CHECKING:
-    from tests.reports.conftest import Builder
-
 
 def test_numbers_are_those_of_the_study(
-    records: StudyRecords, findings: Findings, strengths: StudyRecords, build: Builder, tmp_path: Path
+    records: StudyRecords, findings: Findings, strengths: StudyRecords, tmp_path: Path
 ) -> None:
     text, known = methods(records, findings), coverage_with(3)
     families = [largest()[name] for name in ("11 arms at the margin", "10 higher, no effect")]
@@ -42,13 +40,10 @@ def test_numbers_are_those_of_the_study(
     assert [(title, one) for title, words in wanted.items() for one in words if one not in text[title]] == []
     bare = replace(records, study=records.study.model_copy(update={"falsifiers": ()}))
     assert {"Drift", "Claims", "Comparisons"}.isdisjoint(methods(bare, replace(findings, alarms=(), effects=())))
-    drift = methods(strengths, analyse(strengths))["Drift"]
-    assert "fixed beta (beta_0.07, beta_0.05 and beta_0.035)" in drift
-    assert "fixed beta" not in text["Drift"]
-    shape: dict[str, Any] = {"baseline": "only", "seeds": (0,), "steps": 64, "prompts": 6, "budget": (), "missing": ()}
-    built = build(tmp_path, arms={"only": 0.05}, **shape)
-    alone = load_records(built.folder, built.study)
-    text = methods(alone, analyse(alone))
+    assert "fixed beta (beta_0.07, beta_0.05 and beta_0.035)" in methods(strengths, analyse(strengths))["Drift"]
+    shape: dict[str, Any] = {**WHOLE, "seeds": (0,), "steps": 64, "prompts": 6}
+    alone = build(tmp_path, arms={"beta_0.05": 0.05}, **shape)
+    text = methods(alone.records, alone.findings)
     assert ("1 arm ran" in text["Design"], "Comparisons" in text) == (True, False)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fake_trial
 import pytest
-from recorded import record_study
+from synthetic import record_study
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
