@@ -18,6 +18,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from pipeline.config.base import PartSettings
+
 Config = Any
 """A `pipeline.config.trial.TrialConfig`, which is made in the layer above."""
 
@@ -52,10 +54,6 @@ class Chosen:
 
 class Always:
     """A setting that acts even where the section around it does not."""
-
-
-class Asked:
-    """A section, a `pipeline.config.base.PartSettings`, that is part of a key only where its own values make it act."""
 
 
 def setting(key: str, *values: str | bool) -> When:
@@ -145,27 +143,24 @@ def _own(field: FieldInfo, owner: str, name: str) -> Iterator[When]:
             )
 
 
-def content_of(section: BaseModel, config: Config) -> dict[str, Any]:
+def content_of(section: BaseModel, config: Config, acts: bool = True) -> dict[str, Any]:
     """The settings of a section, or of a whole configuration, that are part of a key, as JSON's values: those of
     sections that act. `config` is the whole configuration."""
-    found = section.model_dump(mode="json")
+    acts = acts and (section.acts if isinstance(section, PartSettings) else True)
+    dumped, found = section.model_dump(mode="json"), dict[str, Any]()
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if not _has_sections(value):
-            continue
-        if not all(_holds(one, section, name, config) for one in field.metadata):
-            found[name] = _always(value, found[name])
-        elif isinstance(value, BaseModel):
-            found[name] = content_of(value, config)
-        else:
-            found[name] = {inner: content_of(one, config) for inner, one in value.items()}
-    return {name: value for name, value in found.items() if value != {} or not _has_sections(getattr(section, name))}
-
-
-def _has_sections(value: Any) -> bool:
-    return isinstance(value, BaseModel) or (
-        isinstance(value, dict) and any(isinstance(one, BaseModel) for one in value.values())
-    )
+        sections = [value] if isinstance(value, BaseModel) else list(value.values()) if isinstance(value, dict) else []
+        if any(isinstance(one, BaseModel) for one in sections):
+            holds = acts and all(_holds(one, section, name, config) for one in field.metadata)
+            if isinstance(value, BaseModel):
+                content = content_of(value, config, holds)
+            else:
+                content = {key: content_of(one, config) for key, one in value.items() if holds}
+            found |= {name: content} if content else {}
+        elif acts or any(isinstance(one, Always) for one in field.metadata):
+            found[name] = dumped[name]
+    return found
 
 
 def _holds(one: Any, section: BaseModel, name: str, config: Config) -> bool:
@@ -176,18 +171,8 @@ def _holds(one: Any, section: BaseModel, name: str, config: Config) -> bool:
             return one.holds(section)
         case Chosen():
             return bool(getattr(section, one.selector) == name)
-        case Asked():
-            return bool(getattr(section, name).acts)
         case _:
             return True
-
-
-def _always(section: Any, dumped: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a section without effect that act all the same."""
-    fields = type(section).model_fields if isinstance(section, BaseModel) else {}
-    return {
-        name: dumped[name] for name, field in fields.items() if any(isinstance(one, Always) for one in field.metadata)
-    }
 
 
 def _word(value: Any) -> str:

@@ -24,7 +24,7 @@ from pipeline.config.algorithm import (
     check_ratio,
 )
 from pipeline.config.base import Positive, Section, Seed, with_settings
-from pipeline.config.effects import Asked, When, content_of
+from pipeline.config.effects import When, content_of
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig, check_critic
 from pipeline.config.pairs import check_pairs
@@ -124,7 +124,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
 """What sections need of each other, in the order in which it is reported: the first fault ends it."""
 
 
-@with_settings(PARTS, LEARNS, Asked())
+@with_settings(PARTS, LEARNS)
 class TrialConfig(Section):
     """Everything about one trial."""
 

@@ -12,10 +12,10 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pipeline.algorithms.kinds import PARTS
-from pipeline.config.effects import value_at
+from pipeline.config.effects import conditions, value_at
+from pipeline.config.trial import TrialConfig
 
 if TYPE_CHECKING:
-    from pipeline.config.trial import TrialConfig
     from pipeline.training.experience import LossTerm, Rows
 
 S = TypeVar("S")
@@ -109,8 +109,9 @@ def parts_of(cfg: TrialConfig) -> dict[str, Part[Any]]:
     """Those that the configuration asks for, by name; no other one is imported."""
     found = {}
     for name, kind in PARTS.items():
-        settings = value_at(cfg, kind.section or name)
-        if kind.settings is None or settings.acts:
+        section = kind.section or name
+        settings = value_at(cfg, section)
+        if settings.acts if kind.settings else all(one.holds(cfg) for one in conditions(TrialConfig, section)):
             part: type[Part[Any]] = resolve_name(kind.code)
             if part.asked(cfg):
                 found[name] = part(cfg, settings)

@@ -26,10 +26,6 @@ class OldKl(Part[KlPenaltySettings]):
         super().__init__(cfg, settings)
         self.coef = settings.coef
 
-    @classmethod
-    def asked(cls, cfg: TrialConfig) -> bool:
-        return bool(cfg.algorithm.trust_region == "kl_penalty")
-
     def loss(self, rows: Rows) -> LossTerm | None:
         # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
         return LossTerm(
