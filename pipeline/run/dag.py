@@ -21,8 +21,8 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from graphlib import CycleError, TopologicalSorter
+from functools import cached_property, lru_cache, partial
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,31 +71,19 @@ class Stage:
     named: Mapping[str, str] = field(default_factory=dict)
     """The stage that a parameter takes, where that has another name."""
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the stages whose artifacts it takes."""
-        return tuple(self.named.get(name, name) for name, always in self._inputs.items() if always)
-
-    def takes(self, there: Collection[str]) -> tuple[str, ...]:
-        """The same, with those that not every trial has, as far as they are `there`."""
-        return tuple(self.parameters(there).values())
-
-    def parameters(self, there: Collection[str]) -> dict[str, str]:
-        """The same stages by the parameters that take them."""
-        named = {name: self.named.get(name, name) for name in self._inputs}
-        return {name: stage for name, stage in named.items() if self._inputs[name] or stage in there}
-
-    @property
-    def _inputs(self) -> Mapping[str, bool]:
-        """Return whether a parameter takes an artifact in every trial."""
+    def inputs(self, there: Collection[str]) -> dict[str, str]:
+        """The stages whose artifacts it takes, by the parameters that take them; those that not every trial has, as far
+        as they are `there`."""
         if isinstance(self.run, str):
-            return _inputs_in_source(self.run)
-        parameters = inspect.signature(self.run).parameters.values()
-        return {
-            parameter.name: parameter.default is inspect.Parameter.empty
-            for parameter in parameters
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
+            parameters = _parameters_in_source(self.run)
+        else:
+            parameters = {
+                one.name: one.default is one.empty
+                for one in inspect.signature(self.run).parameters.values()
+                if one.kind is one.KEYWORD_ONLY
+            }
+        named = {name: self.named.get(name, name) for name in parameters}
+        return {name: stage for name, stage in named.items() if parameters[name] or stage in there}
 
     def function(self) -> Callable[..., dict[str, Any]]:
         """The function itself, imported. Raises `UserError` where the stage's code has changed since it was read."""
@@ -124,7 +112,7 @@ class StagePlan:
     key: str | None
     cached: bool
     reason: Callable[[], str] = field(compare=False, repr=False)
-    """Says why, when it is asked: it may read every artifact of the stage."""
+    """Gives `why`: it may read every artifact of the stage."""
     digest: str | None = None
     """Of the artifact that is there."""
 
@@ -135,10 +123,16 @@ class StagePlan:
 
 
 def stages_of(stages: Sequence[Stage], config: Any) -> list[Stage]:
-    """Those that a trial of this configuration has, in topological order, each round of a repeated one by itself."""
+    """Those that a trial of this configuration has, in topological order, each round of a repeated one by itself.
+
+    Raises `CycleError` where stages depend on each other in a circle, and `KeyError` where one needs a stage that the
+    trial does not have.
+    """
     chosen = [stage for stage in stages if stage.only(config)]
     repeated = {stage.name for stage in chosen if stage.rounds}
-    return order([one for stage in chosen for one in _in_rounds(stage, config, repeated)])
+    by_name = {one.name: one for stage in chosen for one in _in_rounds(stage, config, repeated)}
+    edges = {name: stage.inputs(by_name).values() for name, stage in by_name.items()}
+    return [by_name[name] for name in TopologicalSorter(edges).static_order()]
 
 
 def _in_rounds(stage: Stage, config: Any, repeated: Collection[str]) -> list[Stage]:
@@ -165,24 +159,6 @@ def round_name(stage: str, number: int, count: int) -> str:
     return stage if number == count else f"{stage}-{number}"
 
 
-def order(stages: Sequence[Stage]) -> list[Stage]:
-    """Topological order. Raises `ValueError` for a cycle, an unknown input or a name given twice."""
-    by_name = {stage.name: stage for stage in stages}
-    if len(by_name) < len(stages):
-        raise ValueError("two stages have the same name")
-    for stage in stages:
-        for need in stage.needs:
-            if need not in by_name:
-                raise ValueError(f"stage '{stage.name}' needs '{need}', which is no stage")
-    try:
-        return [
-            by_name[name]
-            for name in TopologicalSorter({stage.name: stage.takes(by_name) for stage in stages}).static_order()
-        ]
-    except CycleError as error:
-        raise ValueError(f"stages depend on each other in a circle: {' -> '.join(error.args[1])}") from None
-
-
 def run(
     stages: Sequence[Stage], config: BaseModel, store: Store, reporter: Reporter, until: str | None = None
 ) -> dict[str, Artifact]:
@@ -196,7 +172,17 @@ def run(
             reporter.stage(stage.name, "cached", key)
         else:
             reporter.stage(stage.name, "building", key)
-            artifact = _build(stage, key, identity, config, store, reporter, done)
+            inputs = {name: done[need] for name, need in stage.inputs(done).items()}
+            make = partial(stage.function(), _view(stage, config), reporter=reporter, **inputs)
+            artifact = store.build(
+                stage.name,
+                key,
+                identity,
+                make,
+                resumable=stage.resumable,
+                final=lambda found, stage=stage: stage.unfinished(config, found) is None,  # type: ignore[misc]
+                kept=stage.kept,
+            )
             note = artifact.meta.get("note")
             reporter.stage(stage.name, "built", f"{key}: {note}" if note else key)
         done[stage.name] = artifact
@@ -212,35 +198,30 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[Stage
     digests: dict[str, str] = {}
     result = []
     for stage in ordered:
-        if waiting := [need for need in stage.takes(there) if need not in digests]:
+        if waiting := [need for need in stage.inputs(there).values() if need not in digests]:
             result.append(StagePlan(stage.name, None, False, _always(f"waits for {', '.join(waiting)}")))
             continue
         identity = _identity(stage, config, digests)
-        key = _key(identity)
-        artifact, why = _look_up(stage.name, key, identity, store)
-        again = stage.unfinished(config, artifact) if artifact else None
+        key, artifact, again = _key(identity), None, None
+        try:
+            artifact = store.find(stage.name, key, weights=False)  # a plan reads none
+            again = stage.unfinished(config, artifact) if artifact else None
+        except Damaged as error:
+            again = f"damaged: {error.path.name}: {error.why}"
         if artifact and again is None:
             digests[stage.name] = artifact.digest
-            result.append(StagePlan(stage.name, key, True, why, artifact.digest))
+            result.append(
+                StagePlan(stage.name, key, True, _always("same configuration, inputs and code"), artifact.digest)
+            )
         else:
-            result.append(StagePlan(stage.name, key, False, _always(again) if again else why))
+            result.append(
+                StagePlan(stage.name, key, False, _always(again) if again else partial(_why, identity, store))
+            )
     return result
 
 
 def _always(text: str) -> Callable[[], str]:
     return lambda: text
-
-
-def _look_up(
-    stage: str, key: str, identity: Mapping[str, Any], store: Store
-) -> tuple[Artifact | None, Callable[[], str]]:
-    """The artifact, if it is there, and why the stage would be built or not."""
-    try:
-        if artifact := store.find(stage, key, weights=False):  # a plan reads none
-            return artifact, _always("same configuration, inputs and code")
-    except Damaged as error:
-        return None, _always(f"damaged: {error.path.name}: {error.why}")
-    return None, lambda: _why(identity, store)
 
 
 def _intact(store: Store, stage: str, key: str) -> Artifact | None:
@@ -249,28 +230,6 @@ def _intact(store: Store, stage: str, key: str) -> Artifact | None:
         return store.find(stage, key)
     except Damaged:
         return None
-
-
-def _build(
-    stage: Stage,
-    key: str,
-    identity: dict[str, Any],
-    config: BaseModel,
-    store: Store,
-    reporter: Reporter,
-    done: Mapping[str, Artifact],
-) -> Artifact:
-    inputs = {name: done[need] for name, need in stage.parameters(done).items()}
-    view, run = _view(stage, config), stage.function()
-    return store.build(
-        stage.name,
-        key,
-        identity,
-        lambda out: run(view, out, reporter, **inputs),
-        resumable=stage.resumable,
-        final=lambda artifact: stage.unfinished(config, artifact) is None,
-        kept=stage.kept,
-    )
 
 
 def _view(stage: Stage, config: Any) -> SimpleNamespace:
@@ -292,7 +251,7 @@ def likeness(stages: Sequence[Stage], config: Any) -> dict[str, str]:
     equal ones share it. Reads no file."""
     found: dict[str, str] = {}
     for stage in stages_of(stages, config):
-        inputs = {need: found[need] for need in stage.takes(found)}
+        inputs = {need: found[need] for need in stage.inputs(found).values()}
         found[stage.name] = _key({"config": dict(flatten(_configured(stage, config))), "inputs": inputs})
     return found
 
@@ -311,7 +270,7 @@ def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str
     return {
         "stage": stage.name,
         "config": dict(flatten(values)),
-        "inputs": {need: digests[need] for need in stage.takes(digests)},
+        "inputs": {need: digests[need] for need in stage.inputs(digests).values()},
         "code": stage.code(config),
     }
 
@@ -348,7 +307,7 @@ def _difference(new: Mapping[str, Any], old: Mapping[str, Any]) -> str:
 
 
 @lru_cache(maxsize=64)
-def _inputs_in_source(reference: str) -> Mapping[str, bool]:
+def _parameters_in_source(reference: str) -> Mapping[str, bool]:
     """Keyword-only parameters of ``module:function``, and whether they have no default, read from its file. Raises
     `ValueError` where there is no such function."""
     module, _, name = reference.partition(":")

@@ -63,9 +63,9 @@ def test_edges_read_from_the_source_are_those_of_the_functions() -> None:
     for stage in REAL:
         assert isinstance(stage.run, str)
         imported, every = dataclasses.replace(stage, run=stage.function()), [one.name for one in REAL]
-        assert (stage.needs, stage.takes(every)) == (imported.needs, imported.takes(every))
+        assert [stage.inputs(there) for there in ([], every)] == [imported.inputs(there) for there in ([], every)]
     with pytest.raises(ValueError, match=r"'pipeline\.stages\.sft:absent', which does not exist"):
-        _ = Stage("sft", "pipeline.stages.sft:absent", ()).needs
+        Stage("sft", "pipeline.stages.sft:absent", ()).inputs([])
 
 
 def test_code_that_is_edited_before_it_is_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,16 +97,6 @@ def test_planning_imports_nothing_that_computes(tmp_path: Path) -> None:
     assert done.stdout.strip() == ("set()" if not torch.cuda.is_available() else "{'torch'}")
 
 
-def test_faults_of_the_graph_are_named() -> None:
-    with pytest.raises(ValueError, match="needs 'constant', which is no stage"):
-        dag.order(STAGES[:2])
-    with pytest.raises(ValueError, match="same name"):
-        dag.order((STAGES[2], STAGES[2]))
-    loop = Stage("first", lambda cfg, out, reporter, *, second: {}, ())
-    with pytest.raises(ValueError, match="in a circle"):
-        dag.order((loop, STAGES[1]))
-
-
 def test_a_stage_that_some_trials_have_is_in_no_other_trials_keys(tmp_path: Path) -> None:
     def last(cfg: Any, out: Path, reporter: Any, *, first: Artifact, extra: Artifact | None = None) -> dict[str, Any]:
         return {"extra": extra is not None}
@@ -118,8 +108,6 @@ def test_a_stage_that_some_trials_have_is_in_no_other_trials_keys(tmp_path: Path
     ends, store = Stage("last", last, ("kl.beta",)), Store(tmp_path)
     plain = dag.plan((STAGES[2], ends), config(), store), dag.run((STAGES[2], ends), config(), store, Recorder())
     graph = (ends, STAGES[2], optional)
-    assert (ends.needs, ends.takes(["extra"])) == (("first",), ("first", "extra"))
-    assert [one.name for one in dag.order(graph)] == ["first", "extra", "last"]
     without = {one.stage: one for one in dag.plan(graph, config(), store)}
     assert list(without) == ["first", "last"]
     assert without["last"].key == plain[1]["last"].key
