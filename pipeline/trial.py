@@ -19,8 +19,7 @@ from pipeline.data.files import check_source
 from pipeline.resources.machine import hold_allocator
 from pipeline.run import dag
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
-from pipeline.run.progress import Reporter
+from pipeline.run.progress import Reporter, TrialOutcome
 from pipeline.run.store import Artifact, Store
 from pipeline.stages.graph import STAGES
 from pipeline.stages.sources import check_sources

@@ -1,10 +1,13 @@
-"""Interface by which a running trial reports its progress: to a display, to MLflow, to a test."""
+"""Interface by which a trial reports its progress (to a display, to MLflow, to a test) and its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
+
+from pipeline.run.store import Artifact
 
 StageState = Literal["cached", "building", "built", "damaged"]
 
@@ -13,8 +16,8 @@ RESUMED = "resumed"
 """The note of the first progress of a stage that goes on from a checkpoint."""
 
 
-class Reporter(Protocol):
-    """Calls that stages make. Every call is cheap and may be ignored; none may change a result."""
+class Reporter:
+    """Calls that stages make, all of them ignored here. Every call is cheap; none may change a result."""
 
     def stage(self, name: str, state: StageState, detail: str = "") -> None:
         """A stage was found or is being built; `detail` says why, or which key."""
@@ -32,15 +35,16 @@ class Reporter(Protocol):
         """Something the user should know."""
 
 
-class Silent:
-    """A reporter that ignores everything."""
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What a trial came to; status and numbers are empty while it has not been trained."""
 
-    def stage(self, name: str, state: StageState, detail: str = "") -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, note: str = "") -> None: ...
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def follow(self, path: Path) -> None: ...
-
-    def warn(self, message: str) -> None: ...
+    artifacts: Mapping[str, Artifact]
+    """By stage; those that came from a worker carry no `meta`."""
+    status: str
+    reason: str | None
+    steps: int
+    summary: Mapping[str, float]
+    cost: Mapping[str, float]
+    execution: Mapping[str, str]
+    """On what device, and in what precision, it was trained."""

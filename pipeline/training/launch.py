@@ -23,7 +23,7 @@ from pipeline.errors import INTERRUPTED, USER_ERROR, UserError
 from pipeline.models.loading import device_of
 from pipeline.models.process import settle
 from pipeline.run.leaving import LEFT, Leaving, can_leave
-from pipeline.run.progress import Reporter, Silent
+from pipeline.run.progress import Reporter
 from pipeline.training.processes import MEETING
 
 Work = Callable[[Any, Path, Reporter, Any], None]
@@ -40,7 +40,7 @@ LOOPBACK = {
 """Environment of the processes: what they say to each other does not leave the machine."""
 
 
-class PipeReporter(Silent):
+class PipeReporter(Reporter):
     """The reporter of the first process: sends everything to the parent."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -125,7 +125,7 @@ def _process(
     if device_of(cfg.runtime.device).type == "cuda":
         torch.cuda.set_device(rank)
     try:
-        function(cfg, out, PipeReporter(writers[rank]) if rank == 0 else Silent(), inputs)
+        function(cfg, out, PipeReporter(writers[rank]) if rank == 0 else Reporter(), inputs)
     except UserError as error:
         writers[rank].send(("refused", str(error)))
         sys.exit(USER_ERROR)

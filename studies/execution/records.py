@@ -11,7 +11,7 @@ from typing import cast
 from pipeline.errors import Damaged
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import StageRef, Status, StudyFolder, TrialRecord, record_text, write_atomic
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from studies.definition.design import Cell
 from studies.execution.started import Started
 

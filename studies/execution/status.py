@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run.layout import write_atomic
-from pipeline.run.progress import RESUMED, StageState
+from pipeline.run.progress import RESUMED, Reporter, StageState
 
 WRITE_SECONDS = 1.0
 """Least time between two writes, but for the ends of stages."""
@@ -59,8 +59,8 @@ def read_status(path: Path) -> Status | None:
     return None
 
 
-class StatusFile:
-    """A `pipeline.run.progress.Reporter` that keeps a trial's status file."""
+class StatusFile(Reporter):
+    """Keeps a trial's status file."""
 
     def __init__(
         self, path: Path, label: str, shared: bool, tell: Callable[[], None] = lambda: None, lock: str = ""

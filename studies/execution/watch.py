@@ -15,8 +15,8 @@ from pipeline.errors import Damaged
 from pipeline.run.bands import BANDS
 from pipeline.run.layout import TrialRecord
 from pipeline.run.locks import is_held
+from pipeline.run.metrics_log import merged
 from pipeline.run.symptoms import examine
-from pipeline.run.tail import Tail
 from studies.claims.falsifiers import Verdict, evaluate
 from studies.claims.symptoms import health_of
 from studies.claims.verdicts import claims_on, of_record
@@ -38,10 +38,9 @@ LEFT = ("elsewhere", "interrupted")
 
 @dataclass
 class _Running:
-    """A trial that runs: its last status, and the series that show its health and refute claims."""
+    """A trial that runs, and its last status."""
 
     status: Status
-    tail: Tail | None = None
     judged: float = float("-inf")
     """When its health was last judged."""
 
@@ -132,18 +131,22 @@ class Watch:
         claims = [
             claim for claim in claims_on(self._run.study, cell.arm) if not claim.evaluated and not claim.relative_to
         ]
-        if status.metrics and (one.tail is None or one.status.metrics != status.metrics):
-            one.tail = Tail(Path(status.metrics), frozenset({*BANDS, *(claim.metric for claim in claims)}))
         one.status = status
-        if one.tail is None or not one.tail.read():
+        try:
+            rows = merged(Path(status.metrics)) if status.metrics else {}
+        except FileNotFoundError:  # not begun, or just moved to its final place
             return
-        verdicts = [evaluate(claim, one.tail.series.get(claim.metric, {}).items(), 0) for claim in claims]
+
+        def series(key: str) -> list[tuple[int, float]]:
+            return [(step, row[key]) for step, row in rows.items() if key in row]
+
+        verdicts = [evaluate(claim, series(claim.metric), 0) for claim in claims]
         self._show_fallen([replace(verdict, arm=cell.arm, seed=cell.seed) for verdict in verdicts])
         now = time.monotonic()
         if now - one.judged >= HEALTH_SECONDS:
             one.judged = now
-            series = {key: (np.array([*rows]), np.array([*rows.values()])) for key, rows in one.tail.series.items()}
-            self._display.health(cell.label, examine(series, dict(flatten(cell.config.model_dump(mode="json")))))
+            found = {key: (records[:, 0], records[:, 1]) for key in BANDS if len(records := np.array(series(key)))}
+            self._display.health(cell.label, examine(found, dict(flatten(cell.config.model_dump(mode="json")))))
 
     def _on_end(self, record: TrialRecord) -> None:
         key, study, folder = (record.arm, record.seed), self._run.study, self._run.folder

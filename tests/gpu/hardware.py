@@ -25,7 +25,7 @@ from pipeline.models.precision import CHOICE
 from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 DEVICE = os.environ.get("GPU_DEVICE", "cuda")

@@ -23,7 +23,7 @@ from pipeline.forecast.advice import changed, predict
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
-from pipeline.run.progress import Silent
+from pipeline.run.progress import Reporter
 from pipeline.training import trainer as trainer_module
 from pipeline.trial import execution, run_trial
 
@@ -33,7 +33,7 @@ PHASES = ("generate", "score", "train")
 Row = dict[str, Any]
 
 
-class Probe(Silent):
+class Probe(Reporter):
     """Looks at a trial while it runs; changes nothing but that phases end when the device has finished."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from helpers import Recorder
 from pipeline.errors import UserError
 from pipeline.models.precision import CHOICE
 from pipeline.resources.machine import hold_allocator
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.stages.graph import STAGES as DECLARED
 
 pytestmark = pytest.mark.gpu

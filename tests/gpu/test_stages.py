@@ -16,7 +16,7 @@ from tinytrial import FEW_BITS
 
 from pipeline.models.loading import device_of
 from pipeline.models.precision import CHOICE
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import execution
 
 pytestmark = pytest.mark.gpu

@@ -11,7 +11,7 @@ import fake_trial
 from light_study import record_of
 
 from pipeline.run.layout import Layout, StudyFolder, record_text, sealed, write_atomic
-from pipeline.run.progress import Silent
+from pipeline.run.progress import Reporter
 from studies.claims.registration import content_of, register
 from studies.claims.verdicts import verdicts
 from studies.definition.design import Cell, cells
@@ -51,7 +51,7 @@ class Tracked:
     def record(self, *numbers: int, **changes: Any) -> None:
         """Run trials of the plan, and write their records."""
         for cell in [self.plan[number] for number in numbers]:
-            outcome = fake_trial.run_trial(cell.config, self.layout, Silent())
+            outcome = fake_trial.run_trial(cell.config, self.layout, Reporter())
             stages = {
                 name: {"key": one.key, "path": f"store/{name}/{one.key}", "digest": one.digest, "finished": ended}
                 for name, one in outcome.artifacts.items()
@@ -68,7 +68,7 @@ class Tracked:
     def running(self, number: int, rows: int, half: bytes = b"") -> Running:
         """A trial that has written so many of its eight rows, and the begin of another."""
         cell = self.plan[number]
-        done = fake_trial.run_trial(cell.config, self.layout, Silent()).artifacts["train"]
+        done = fake_trial.run_trial(cell.config, self.layout, Reporter()).artifacts["train"]
         lines = (done.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
         metrics = self.layout.store / "train" / ".partial" / done.key / "metrics.jsonl"
         metrics.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from pipeline.evaluation.best_of import choose, kl_bound, kl_of_chosen
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 SCORES = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, 0.5], [1.0, -1.0, 3.0], [0.5, 5.0, 3.0]])

@@ -16,7 +16,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.texts import LARGEST, encode, perplexity, text_nats
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 

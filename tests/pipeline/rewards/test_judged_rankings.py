@@ -19,7 +19,7 @@ from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import RESPONSES
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 FOUR: dict[str, Any] = {"reward__learned__ranked": 4}

@@ -23,7 +23,7 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.opponents import OPPONENTS, read_opponents, save_opponents, tables
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import ADDED_UP, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 64)

@@ -17,7 +17,7 @@ from pipeline.resources import ledger
 from pipeline.resources.ledger import ended, raised_cap
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import plan_trial, run_trial
 
 

@@ -33,7 +33,7 @@ from pipeline.rewards.fluency import GuardedScore, guarded
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages.judge import judge
 from pipeline.trial import plan_trial, run_trial

@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import plan_trial, run_trial
 
 GOOD, BAD = ("good", "great", "superb"), ("bad", "awful", "boring")

@@ -14,7 +14,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.rewards.composite import Ensemble
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 OWN = {

@@ -23,7 +23,7 @@ from pipeline.rewards.rankings import Ranked, read_responses
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.trial import plan_trial, run_trial
 

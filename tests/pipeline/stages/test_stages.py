@@ -12,7 +12,7 @@ from helpers import Recorder, smoke
 
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 

@@ -9,7 +9,7 @@ from helpers import Recorder, smoke
 from pipeline.data.semantics import insulting_words, judge
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 SETTINGS = {

@@ -20,7 +20,7 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
-from pipeline.run.outcome import TrialOutcome
+from pipeline.run.progress import TrialOutcome
 from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 PROMPTS, DRAWS = 256, 4

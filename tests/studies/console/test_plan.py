@@ -15,7 +15,7 @@ from light_study import Write
 from rich.console import Console
 
 from pipeline.run.layout import Layout
-from pipeline.run.progress import Silent
+from pipeline.run.progress import Reporter
 from studies.console import cli
 from studies.console.plan import print_plan
 from studies.definition.design import cells
@@ -57,7 +57,7 @@ def test_plan_opens_with_what_will_run_and_says_why(write_study: Write, layout: 
     assert first.startswith("4 of 4 trials will run; how long that takes is not known yet: no trial of profile tiny ")
     assert prompts.endswith("4 trials will run never built")
     assert sft == "sft - 4 trials will run waits for prompts"
-    fake_trial.run_trial(cells(study, None, SMALL)[0].config, layout, Silent())
+    fake_trial.run_trial(cells(study, None, SMALL)[0].config, layout, Reporter())
     first, _, *rows = shown(study, layout)
     assert first.startswith("3 of 4 trials will run; ")
     assert any(row.startswith("train") and row.endswith("strong seed 0 will run kl.beta 0.01 -> 0.2") for row in rows)

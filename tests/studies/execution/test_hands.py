@@ -22,7 +22,7 @@ from light_study import PYTHONPATH, SMALL, Write, command, go, results, wait_for
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from pipeline.run.locks import try_lock
-from pipeline.run.progress import Silent
+from pipeline.run.progress import Reporter
 from pipeline.run.store import BuiltElsewhere, Store
 from pipeline.trial import run_trial
 from studies.definition.schema import Study, load_study
@@ -100,11 +100,11 @@ def test_the_next_seed_is_prepared_while_trials_are_few(write_study: Write, layo
     first, second = agenda_of(write_study(MANY), layout), agenda_of(write_study(MANY), layout)
     one, lock = taken(first)
     assert (one.cell.seed, one.until) == (0, "reference")
-    fake_trial.run_trial(one.cell.config, layout, Silent(), until="sft")
+    fake_trial.run_trial(one.cell.config, layout, Reporter(), until="sft")
     other, other_lock = taken(second)  # between two stages of seed 0, which the first hand still has
     assert (other.cell.seed, other.until) == (1, "reference")
     other_lock.release()
-    fake_trial.run_trial(one.cell.config, layout, Silent(), until=one.until)
+    fake_trial.run_trial(one.cell.config, layout, Reporter(), until=one.until)
     lock.release()
     two, second_lock = taken(second)  # two trials of seed 0 are ready for one hand
     assert (two.label, two.until) == ("weak seed 0", None)
@@ -132,7 +132,7 @@ def test_a_hand_waits_for_no_stage_that_another_builds(write_study: Write, layou
     assert agenda.next() is None
     assert not agenda.is_elsewhere()
     with pytest.raises(BuiltElsewhere):
-        fake_trial.run_trial(cell.config, layout, Silent(), wait=False)
+        fake_trial.run_trial(cell.config, layout, Reporter(), wait=False)
     held.release()
     assert agenda.next() is not None
 
@@ -197,5 +197,5 @@ def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     again = subprocess.run(work, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     (record,) = run.folder.records()
-    outcome = run_trial(run.cells()[0].config, Layout(tmp_path / "alone"), Silent())
+    outcome = run_trial(run.cells()[0].config, Layout(tmp_path / "alone"), Reporter())
     assert record.stages["train"].digest == outcome.artifacts["train"].digest
