@@ -114,7 +114,7 @@ def prepare(config: TrialConfig) -> None:
 
 
 def check_budget(config: TrialConfig, label: str) -> None:
-    """Raise `UserError` for a trial that cannot fit, with the knobs that make it fit; `label` names the trial."""
+    """Raise `UserError` for a trial that exceeds its caps, with the knobs that make it fit; `label` names the trial."""
     from pipeline.forecast.advice import check_budget as check
 
     check(config, label)

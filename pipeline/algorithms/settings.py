@@ -72,7 +72,7 @@ class TrpoSettings(Section):
     cg_iterations: Positive = Field(
         10, description="conjugate-gradient iterations, one Fisher-vector product over the rollout each"
     )
-    line_search: Positive = Field(10, description="most step lengths that are tried; each is 0.8 times the one before")
+    line_search: Positive = Field(10, description="largest number of step lengths to try; each is 0.8 times the last")
 
 
 class VStarSettings(Section):

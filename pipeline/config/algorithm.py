@@ -61,7 +61,7 @@ class AlgorithmConfig(Section):
         None, description="lambda of the returns that the critic is fitted to; none: gae_lambda"
     )
     whiten_rewards: Annotated[bool, setting("algorithm.advantage", "gae")] = Field(
-        False, description="scale the rewards of a rollout to variance 1; their mean stays"
+        False, description="divide the rewards of a rollout by their standard deviation, without changing their mean"
     )
     whiten_advantages: bool = Field(
         True,
@@ -71,7 +71,8 @@ class AlgorithmConfig(Section):
         ),
     )
     target_kl: Annotated[StrictlyPositive | None, ADAM_MOVES_THE_POLICY] = Field(
-        None, description="nats per token: the epochs end before a step whose approxkl is above 1.5 times this"
+        None,
+        description="an update ends before a step whose approxkl is above 1.5 times this, in nats per token",
     )
 
     @property
@@ -130,14 +131,15 @@ class OptimiserConfig(Section):
 
     lr: Annotated[NonNegative, COMMON_RATE] = Field(1e-4, description="learning rate of the policy network")
     lr_schedule: Literal["linear", "constant"] = Field("linear", description="linear: falls to 0 at the last step")
-    adam_eps: StrictlyPositive = Field(1e-5, description="of Adam")
+    adam_eps: StrictlyPositive = Field(1e-5, description="Adam's epsilon, which is added to the denominator")
     max_grad_norm: StrictlyPositive = Field(
         1.0, description="gradients with a larger global norm are scaled down to it"
     )
     clip_norms: Annotated[Literal["apart", "together"], SEPARATE, TRAINED, ADAM_MOVES_THE_POLICY] = Field(
         "apart",
         description=(
-            "of a separate critic; apart: max_grad_norm holds for policy and critic each; together: for both as one"
+            "gradient clipping with a separate critic; apart: policy and critic each have max_grad_norm; together: they"
+            " share it"
         ),
     )
     guard: Annotated[bool, ADAM_MOVES_THE_POLICY] = Field(
@@ -147,7 +149,9 @@ class OptimiserConfig(Section):
             " exceeds guard_kl"
         ),
     )
-    guard_kl: Annotated[StrictlyPositive, GUARD, ADAM_MOVES_THE_POLICY] = Field(0.015, description="nats per token")
+    guard_kl: Annotated[StrictlyPositive, GUARD, ADAM_MOVES_THE_POLICY] = Field(
+        0.015, description="KL to the reference above which the guard acts, in nats per token"
+    )
     guard_factor: Annotated[Fraction, GUARD, ADAM_MOVES_THE_POLICY] = Field(
         0.5, description="factor by which the guard reduces the learning rate"
     )

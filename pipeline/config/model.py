@@ -41,6 +41,8 @@ class SftConfig(Section):
     max_tokens: Annotated[Tokens, Field(ge=2)] = Field(64, description="texts are cut to this many tokens")
     lr: Annotated[StrictlyPositive, SFT] = Field(
         3e-3,
-        description="peak learning rate of AdamW: it rises for 5 % of the steps, then falls to a tenth as a cosine",
+        description="peak learning rate of AdamW: linear warm-up over 5 % of the steps, then cosine decay to a tenth",
     )
-    seed: Annotated[Seed, TRAINED_OR_SCRATCH] = Field(0, description="of initialisation and of the order of texts")
+    seed: Annotated[Seed, TRAINED_OR_SCRATCH] = Field(
+        0, description="seed of the initialisation and of the order of texts"
+    )

@@ -35,7 +35,7 @@ class CriticConfig(Section):
         description="shared: value head on the policy's trunk; separate: a trunk of its own; none: no value function",
     )
     init: Annotated[Literal["reference", "reward"], SEPARATE] = Field(
-        "reference", description="what a separate critic starts as"
+        "reference", description="initial weights of a separate critic"
     )
     vf_coef: Annotated[NonNegative, CRITIC] = Field(
         0.1,
@@ -49,7 +49,7 @@ class CriticConfig(Section):
         description="returns: returns by GAE; replay: where a state was replayed, the mean of its samples",
     )
     cliprange: Annotated[StrictlyPositive, CRITIC, TRAINED] = Field(
-        0.2, description="how far a value may move from that of the rollout before its error is clipped"
+        0.2, description="largest change of a value since the rollout; beyond it the error is clipped"
     )
     lr: Annotated[NonNegative | None, SEPARATE, TRAINED] = Field(
         None, description="learning rate of a separate critic's trunk, on the same schedule; none: optimiser.lr"

@@ -23,20 +23,20 @@ class RuntimeConfig(Section):
     )
     micro_batch_size: Positive = Field(64, description="episodes in memory at once during training")
     rollout_batch_size: Positive = Field(512, description="episodes in memory at once during generation and scoring")
-    checkpoint_updates: Positive = Field(16, description="fewest updates between two checkpoints")
+    checkpoint_updates: Positive = Field(16, description="least number of updates between two checkpoints")
     checkpoint_share: Annotated[float, Field(gt=0.0, le=1.0)] | None = Field(
         0.02,
         description=(
-            "most of a trial's time that checkpoints take: they are rarer on a slow disk; none: by checkpoint_updates"
-            " alone"
+            "largest share of a trial's time that checkpoints may take, so that they are rarer on a slow disk; none:"
+            " checkpoint_updates alone decides"
         ),
     )
     gradient_checkpointing: bool = Field(False, description="compute activations twice instead of keeping them")
     sampler: Literal["auto", "eager", "static"] = Field(
         "auto",
         description=(
-            "who samples rollouts: static, generate of transformers with a static cache and on a GPU a compiled decode"
-            " step; eager, a forward a token; auto: static on a GPU"
+            "how rollouts are sampled. static: transformers' generate with a static cache, and on a GPU compiled decode"
+            " steps; eager: one forward per token; auto: static on a GPU"
         ),
     )
     code: str | None = Field(
@@ -56,15 +56,15 @@ class CapsConfig(Section):
     """What one trial may spend; a trial that reaches a cap ends as `budget`. Part of no stage's identity: a larger cap
     continues it."""
 
-    wall_clock_h: StrictlyPositive = Field(2.5, description="hours of training")
-    generated_tokens: Positive = Field(50_000_000, description="tokens sampled in rollouts")
+    wall_clock_h: StrictlyPositive = Field(2.5, description="most hours of training")
+    generated_tokens: Positive = Field(50_000_000, description="most tokens sampled in rollouts")
     memory_gib: StrictlyPositive = Field(
         14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it"
     )
     card: Literal["auto", "t4"] = Field(
         "auto",
         description=(
-            "whose roofline is held against wall_clock_h before a trial starts: t4 on any machine; "
-            "auto: a T4's, unless another GPU is visible"
+            "when the predicted hours on a T4 are compared with wall_clock_h. t4: on any machine; auto: unless another"
+            " GPU is visible"
         ),
     )

@@ -43,7 +43,8 @@ class ReplayConfig(Section):
 
     continuations: Positive = Field(4, description="K, samples of each state; its value is their mean")
     every: Positive = Field(
-        8, description="tokens from one replayed state of a response to the next; the first is the prompt itself"
+        8,
+        description="tokens between replayed states of a response; the first state is the end of the prompt",
     )
     share: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
         1.0, description="share of the episodes of a rollout whose states are replayed"

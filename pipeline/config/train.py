@@ -26,7 +26,7 @@ class TrainConfig(Section):
     """Rollouts, and the gradient steps taken on each."""
 
     seed: Annotated[Seed, Always()] = Field(
-        0, description="of initialisation, prompt order and sampling; studies set it"
+        0, description="seed of initialisation, prompt order and sampling; studies set it"
     )
     steps: Positive = Field(2_048, description="gradient steps in all; a whole number of updates")
     data: Literal["rollouts", "pairs"] = Field(
@@ -41,10 +41,10 @@ class TrainConfig(Section):
         1, description="episodes that answer one prompt: a rollout has batch_size / this prompts"
     )
     num_mini_batches: Positive = Field(4, description="optimiser steps per epoch over the rollout")
-    num_epochs: Positive = Field(4, description="passes over one rollout")
-    response_length: Annotated[Tokens, Always()] = Field(32, description="most tokens in a response")
+    num_epochs: Positive = Field(4, description="number of passes over a rollout")
+    response_length: Annotated[Tokens, Always()] = Field(32, description="largest number of tokens in a response")
     temperature: Annotated[StrictlyPositive, Always()] = Field(
-        1.0, description="of sampling; all log-probabilities are at it"
+        1.0, description="sampling temperature; log-probabilities are computed at the same temperature"
     )
     missing_eos: Annotated[Literal["replace", "subtract", "none"], ROLLOUTS] = Field(
         "replace", description="what a response without EOS gets instead of its score"
@@ -59,11 +59,12 @@ class TrainConfig(Section):
         1.0, description="in score units: subtracted in full from a response that is cut, in part from one nearly so"
     )
     min_entropy: NonNegative = Field(
-        0.01, description="nats per token; a rollout with less entropy has collapsed, and the trial ends as diverged"
+        0.01,
+        description="entropy below which a rollout has collapsed and the trial ends as diverged, in nats per token",
     )
     max_repetition: Fraction = Field(
         0.8,
-        description="share of repeated token pairs: above it a rollout has collapsed, and the trial ends as diverged",
+        description="share of repeated token pairs above which a rollout has collapsed and the trial ends as diverged",
     )
     stop: Annotated[tuple[StopRule, ...], Always()] = Field(
         (), description="what ends the trial early; set by a study's falsifiers and its search"

@@ -54,7 +54,7 @@ TEXTS_THERE = When(
 class EvaluateConfig(Section):
     """Held-out evaluation: one answer of the policy against several of the reference, by independent noise."""
 
-    prompts: Annotated[Positive, Field(ge=2)] = Field(512, description="held-out prompts that are answered")
+    prompts: Annotated[Positive, Field(ge=2)] = Field(512, description="number of held-out prompts to answer")
     first_prompt: Annotated[int, Field(ge=0)] = Field(
         0,
         description=(
@@ -85,7 +85,8 @@ class EvaluateConfig(Section):
     )
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
     seed: Seed = Field(
-        0, description="of the sampling noise, which differs between policy and reference and is the same for every arm"
+        0,
+        description="seed of the sampling noise: equal for all arms, different for policy and reference",
     )
 
 

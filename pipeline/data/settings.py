@@ -42,7 +42,8 @@ class DataConfig(Section):
     """Where texts come from and how they become prompts."""
 
     source: Literal["builtin", "local", "hub"] = Field(
-        "builtin", description="our grammar, a local file or folder, or a hub data set"
+        "builtin",
+        description="builtin: reviews from a grammar; local: a file or folder; hub: a data set of the Hugging Face hub",
     )
     builtin: Annotated[BuiltinSettings, Chosen("source")] = BuiltinSettings()
     local: Annotated[LocalSettings, Chosen("source")] = LocalSettings()
@@ -63,7 +64,7 @@ class DataConfig(Section):
     vocab_size: Annotated[Positive, Field(le=2**20), absent("model.base")] = Field(
         700, description="size of the BPE vocabulary, when the tokenizer is trained here"
     )
-    seed: Seed = Field(0, description="of the texts and of their split into prompts")
+    seed: Seed = Field(0, description="seed of the texts and of their split into prompts")
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

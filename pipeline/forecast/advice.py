@@ -110,7 +110,7 @@ def t4_judges(config: TrialConfig) -> bool:
 
 
 def check_budget(config: TrialConfig, label: str) -> None:
-    """Raise `UserError` for a trial that cannot fit, with changes that make it fit; `label` names the trial."""
+    """Raise `UserError` for a trial that exceeds its caps, with changes that make it fit; `label` names the trial."""
     found = predict(config)
     if found is None or found.fits:
         return
@@ -124,7 +124,7 @@ def check_budget(config: TrialConfig, label: str) -> None:
         )
     if found.late:
         over.append(f"{hours(found.t4_hours)} predicted on a T4, caps.wall_clock_h = {found.caps.wall_clock_h:g}")
-    raise UserError(f"{label} cannot fit: {'; '.join(over)}. {remedy(config)}")
+    raise UserError(f"{label} would exceed its caps: {'; '.join(over)}. {remedy(config)}")
 
 
 def remedy(config: TrialConfig) -> str:

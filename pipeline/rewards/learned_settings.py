@@ -139,10 +139,10 @@ class LearnedSettings(Section):
             " of reference samples]"
         ),
     )
-    epochs: Positive = Field(2, description="passes over the pairs")
+    epochs: Positive = Field(2, description="number of times that the model sees each pair")
     batch_size: Positive = Field(64, description="pairs in one step; of rankings as many as have no more pairs")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
-    pairs_seed: Seed = Field(0, description="of the preference pairs: which are sampled, and their labels")
+    pairs_seed: Seed = Field(0, description="seed of the preference pairs and of their labels")
 
     @property
     def comparisons(self) -> int:

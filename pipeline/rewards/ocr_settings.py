@@ -12,7 +12,7 @@ from pipeline.config.base import NonNegative, Section
 class OcrSettings(Section):
     """The image of a text. The score depends on the text and on these alone."""
 
-    size: Annotated[int, Field(ge=8, le=96)] = Field(24, description="of the font, DejaVu Sans [pixels]")
+    size: Annotated[int, Field(ge=8, le=96)] = Field(24, description="size of the font, DejaVu Sans [pixels]")
     blur: NonNegative = Field(0.0, description="standard deviation of a Gaussian blur [pixels]")
     noise: Annotated[float, Field(ge=0.0, le=255.0)] = Field(
         0.0, description="standard deviation of Gaussian noise [grey levels; paper is 255, ink is 0]"

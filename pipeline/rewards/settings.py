@@ -63,7 +63,7 @@ class PartConfig(ScorerConfig):
 
     names = (*TRAINED, *SCORING)
     kind: str = Field(description="see reward.kind", json_schema_extra=_names(*names))
-    weight: Finite = Field(1.0, description="of the calibrated part in the sum; negative: less is better")
+    weight: Finite = Field(1.0, description="weight of the calibrated part in the sum; negative: less is better")
     preferences: Preferences = Field("judge", description="see reward.preferences")
 
 
@@ -105,7 +105,9 @@ class RewardConfig(ScorerConfig):
     calibration_samples: Annotated[Positive, Field(ge=2)] = Field(
         512, description="reference samples that set mean 0 and std 1 of the proxy"
     )
-    seed: Seed = Field(0, description="of the reward model: its initialisation, the order of its training, its scale")
+    seed: Seed = Field(
+        0, description="seed of the reward model: initialisation, order of the pairs, and the samples that calibrate it"
+    )
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

@@ -38,12 +38,14 @@ def test_every_shipped_profile_is_predicted_to_fit(profile: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (SEPARATE, r"^X cannot fit: 21\.3 GiB predicted in stage train \(optimiser 6\.9, .*, \.\.\.\), caps\.memory_gib"
-                   r" = 14\.6; 3\.16 h predicted on a T4, caps\.wall_clock_h = 2\.5\. .*critic\.kind=shared \(13\.3 "),
-        ({"train.steps": 6_000}, r"^X cannot fit: 3\.95 h predicted on a T4, caps.wall_clock_h = 2\.5\. .*steps=3748 "),
+        (SEPARATE, r"^X would exceed its caps: 21\.3 GiB predicted in stage train \(optimiser 6\.9, .*, \.\.\.\),"
+                   r" caps\.memory_gib = 14\.6; 3\.16 h predicted on a T4,"
+                   r" caps\.wall_clock_h = 2\.5\. .*critic\.kind=shared \(13\.3 "),
+        ({"train.steps": 6_000},
+         r"^X would exceed its caps: 3\.95 h predicted on a T4, caps.wall_clock_h = 2\.5\. .*steps=3748 "),
         ({"caps.memory_gib": 0.5}, r"No single knob makes it fit, nor all of them together: take a smaller base"),
         ({"adapter.kind": "lora", "adapter.quantize": "4bit", "caps.memory_gib": 9.0}, r"predicted in stage sft"),
-        ({"algorithm": "trpo"}, r"cannot fit"),
+        ({"algorithm": "trpo"}, r"would exceed its caps"),
     ],
     ids=["both", "time", "nothing helps", "another stage", "TRPO"],
 )  # fmt: skip
