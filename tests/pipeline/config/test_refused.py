@@ -1,13 +1,16 @@
-"""Settings that do not go together are refused in one line with the reason; their neighbours are not."""
+"""Settings that do not go together, and those that cannot act, are refused in one line; their neighbours are not."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from helpers import smoke
 
+from pipeline.config.effects import needs
 from pipeline.config.loading import load_config, parse_set
+from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.training.rounds import last_update
 
@@ -26,6 +29,7 @@ GROUPS: dict[str, Changes] = {
     "LOCAL": {"data.source": "local", "data.local.path": "/reviews"},
     "PAIRWISE": {"reward.kind": "pairwise", "reward.against": "reference"},
     "FROM_REWARD": {"critic.kind": "separate", "critic.init": "reward"},
+    "ENSEMBLE": {"reward.learned.ensemble": 4},
     "INSULTS": INSULTS,
     "TWO": TWO,
     "FLOOR": {**TWO, "floor.part": "harmless"},
@@ -156,7 +160,7 @@ reward.kind=lexicon reward.against=reference
 algorithm=trpo kl.group=clause
 algorithm=a_star_po train.num_epochs=2
 reward.kind=lexicon reward.preferences=judge
-reward.kind=mine:Short reward.settings={longest:3}
+reward.kind=mine:Short reward.settings={"longest":3}
 """
 
 
@@ -198,3 +202,132 @@ def test_reviews_that_insult_have_a_judge_who_understands_it() -> None:
     kinds = {"grammar": {}, "helpful": INSULTS}
     assert {kind: load_config("tiny", own).gold.kind for kind, own in kinds.items()} == {kind: kind for kind in kinds}
     assert load_config("tiny", {**INSULTS, "judge.kind": "grammar"}).gold.kind == "grammar"
+
+
+KNOBS = """
+data.local.path=/reviews | | data.source=local
+data.hub.name=c/d | | data.source=hub data.hub.name=a/b data.hub.revision=COMMIT
+data.builtin.insults=0.5 | LOCAL |
+floor.at=-0.5 | TWO | FLOOR
+data.vocab_size=500 | model.base=some/model |
+model.revision=COMMIT | | model.base=some/model
+sft.batch_size=32 | sft.steps=0 |
+sft.seed=1 | model.base=some/model sft.steps=0 | sft.steps=0
+reward.settings={"longest":3} | | reward.kind=mine:Short
+judge.settings={"longest":3} | | judge.kind=mine:Short
+reward.preferences=pairs.jsonl | reward.kind=lexicon |
+reward.parts={"helpful":{"kind":"learned"},"harmless":{"kind":"grammar"}} | INSULTS | TWO
+reward.classifier.model=a/c | | reward.kind=classifier reward.classifier.model=a/b
+judge.classifier.output=logit | | judge.kind=classifier judge.classifier.model=a/b
+reward.ocr.blur=1.0 | | reward.kind=ocr
+judge.ocr.noise=1.0 | reward.kind=ocr | judge.kind=ocr
+reward.learned.pairs=64 | reward.kind=lexicon |
+reward.learned.ranking_loss=plackett_luce | | reward.learned.ranked=3
+reward.learned.label_noise=0.1 | reward.preferences=pairs.jsonl |
+reward.learned.scratch.hidden_size=64 | | reward.learned.trunk=scratch
+reward.learned.combine=minimum | | reward.learned.ensemble=4
+reward.learned.uncertainty_weight=0.1 | ENSEMBLE | reward.learned.combine=uncertainty ENSEMBLE
+reward.learned.rounds=2 | reward.preferences=pairs.jsonl |
+reward.learned.keep_pairs=newest | | reward.learned.rounds=2
+reward.learned.max_tokens=64 | | reward.preferences=pairs.jsonl
+reward.opponents=2 | | reward.against=reference
+reward.pairwise.dimension=6 | reward.against=reference | PAIRWISE
+critic.head_lr=0.1 | critic.vf_coef=0.0 |
+critic.warmup_steps=16 | algorithm=trpo |
+critic.pretraining_steps=10 | algorithm=rloo |
+replay.continuations=2 | | critic.target=replay
+critic.kind=separate | critic.vf_coef=0.0 | critic.vf_coef=0.0 critic.init=reward
+critic.init=reward | | critic.kind=separate
+critic.lr=0.1 | critic.kind=separate critic.init=reward critic.vf_coef=0.0 | critic.kind=separate
+critic.quantize=8bit | critic.kind=separate | critic.kind=separate critic.adapter=lora
+algorithm.gamma=0.9 | algorithm=rloo | algorithm=reinforce_pp
+algorithm.clip.epsilon=0.1 | algorithm.trust_region=none |
+algorithm.cispo.cap=2.0 | | algorithm.trust_region=cispo
+algorithm.kl_penalty.coef=2.0 | | algorithm=ppo_penalty
+algorithm.trpo.delta=0.02 | | algorithm=trpo
+algorithm.target_kl=0.02 | algorithm=trpo |
+optimiser.lr=0.1 | algorithm=trpo critic.lr=0.2 critic.head_lr=0.2 | algorithm=trpo
+algorithm.gae_lambda=0.9 | algorithm=rloo |
+algorithm.whiten_rewards=true | algorithm=rloo |
+optimiser.clip_norms=together | | critic.kind=separate
+train.missing_eos=subtract | algorithm=dpo |
+train.overlong_penalty=2.0 | | train.overlong_share=0.2
+algorithm.v_star.beta=2.0 | | algorithm=a_star_po
+algorithm.v_star.samples=8 | | algorithm=a_star_po
+values.samples=32 | algorithm=rloo | algorithm=a_star_po
+kl.reward_estimator=k3 | kl.place=loss |
+train.missing_eos_penalty=2.0 | train.missing_eos=none |
+kl.beta=0.3 | kl.control=piecewise kl.stages=[[0,0.1]] | kl.control=piecewise kl.stages=[[0.5,0.1]]
+kl.place=loss | kl.beta=0.0 |
+kl.loss_estimator=k3 | | kl.place=loss
+kl.group=clause | kl.place=score | kl.place=loss
+kl.group_credit=last | kl.place=loss | kl.group=sentence
+kl.end=0.3 | kl.control=adaptive | kl.control=cosine kl.beta=0.0
+kl.adaptive.target=3.0 | | kl.control=adaptive
+entropy.coef=0.3 | entropy.control=piecewise entropy.stages=[[0,0.1]] |
+entropy.control=linear | | entropy.coef=0.1
+entropy.end=0.3 | entropy.coef=0.1 entropy.control=piecewise entropy.stages=[[0.5,0.0]] | entropy.control=cosine
+entropy.adaptive.target=0.5 | entropy.coef=0.1 | entropy.coef=0.1 entropy.control=adaptive
+optimiser.guard_kl=0.1 | | optimiser.guard=true
+evaluate.texts=1025 | | data.heldout_prompts=1025
+optimiser.lr=0.1 | algorithm=best_of_n |
+kl.beta=0.3 | algorithm=best_of_n |
+train.steps=64 | algorithm=best_of_n |
+algorithm.clip.epsilon=0.1 | algorithm=best_of_n |
+adapter.rank=4 | algorithm=best_of_n | adapter.kind=lora
+adapter.rank=4 | critic.kind=separate | critic.kind=separate critic.adapter=lora
+""".replace("COMMIT", f"'{'0' * 40}'")
+"""A value of one knob for each condition, where it has no effect, and where it has one."""
+
+
+@pytest.mark.parametrize("case", KNOBS.strip().splitlines())
+def test_a_setting_acts_or_is_refused_in_one_line(case: str) -> None:
+    setting, off, on = case.split("|")
+    key = setting.partition("=")[0]
+    load_config("tiny", {**changes(on), **changes(setting)})
+    with pytest.raises(UserError) as error:
+        load_config("tiny", {**changes(off), **changes(setting)})
+    assert re.fullmatch(
+        rf"--set: {key}( = \S+)? has no effect while .*; change that, or leave {key} out", str(error.value)
+    )
+
+
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_groups_of_tokens_act_in_the_reward_and_in_the_loss_alone(place: str) -> None:
+    grouped = {"kl.group": "sequence", "kl.group_credit": "last"}
+    assert load_config("tiny", {"kl.place": place, **grouped}).kl.grouped_in(place)
+    for elsewhere in ({"kl.place": "score"}, {"kl.beta": 0.0}, {"algorithm": "dpo"}, {"algorithm": "best_of_n"}):
+        with pytest.raises(UserError, match=r"kl\.group = sequence has no effect while"):
+            load_config("tiny", {**elsewhere, **grouped})
+
+
+def test_what_a_setting_needs_to_act() -> None:
+    assert needs(TrialConfig, "kl.loss_estimator").startswith("kl.place: loss and a KL penalty")
+    assert needs(TrialConfig, "evaluate.prompts") == ""
+
+
+def test_what_a_profile_holds_for_a_switch_that_is_off_may_stay_and_may_be_repeated() -> None:
+    profile = load_config("tiny")
+    assert (profile.kl.control, profile.kl.adaptive.target) == ("fixed", 2.0)
+    assert load_config("tiny", {"kl.adaptive.target": 2, "kl.adaptive.horizon": 300, "adapter.rank": 16}) == profile
+    with pytest.raises(
+        UserError, match=r"kl\.adaptive\.target = 6\.0 has no effect while kl\.control is fixed: it needs"
+    ):
+        load_config("tiny", {"kl.adaptive.target": 6.0})  # the default, and another than the profile's
+
+
+def test_what_stands_below_may_wait_for_a_switch() -> None:
+    below = {"kl.adaptive.target": 3.0}
+    assert load_config("tiny", {"kl.control": "adaptive"}, below=below).kl.adaptive.target == 3.0
+    assert load_config("tiny", below=below).kl.adaptive.target == 3.0
+
+
+UNTRAINED = {"algorithm": "best_of_n"}
+
+
+def test_what_a_policy_answers_with_acts_whether_or_not_it_is_trained() -> None:
+    for own in ({}, UNTRAINED):
+        assert load_config("tiny", {**own, "evaluate.best_of": 4}).evaluate.best_of == 4
+    assert load_config("tiny", UNTRAINED).gradient_steps == 0
+    assert load_config("tiny", {**UNTRAINED, "train.response_length": 16}).train.response_length == 16
+    assert load_config("tiny", UNTRAINED, below={"train.steps": 64}).train.steps == 64, "as --set below an arm does"
