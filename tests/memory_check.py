@@ -1,20 +1,15 @@
-"""Peak memory on a CPU, each measured in a process of its own: of whole trials beside its forecast, and of an update by
-the number of episodes in its rollout.
+"""Peak memory of whole trials on a CPU, each measured in a process of its own, beside its forecast.
 
-    PYTHONPATH=tests:. python tests/memory_check.py [size ...]
-    PYTHONPATH=tests:. python tests/memory_check.py rollouts [episodes ...]
+PYTHONPATH=tests:. python tests/memory_check.py [size ...]
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -78,87 +73,10 @@ def measure(name: str, root: Path, parts: bool = False) -> dict[str, tuple[float
     return peaks
 
 
-# --- rollouts ------------------------------------------------------------------------------------------------------
-
-ROWS, VOCAB, PROMPT, RESPONSE = 64, 2048, 8, 32
-"""Episodes at once, and the sizes of the network's input and output: the logits of 4,096 episodes take 1 GiB."""
-PAD, EOS = 0, 1
-
-
-def peak(episodes: int, said: Connection) -> None:
-    """Send the MiB that an update adds to the resident set of this process: a trial on a small network, with a reward
-    model."""
-    import torch
-    from helpers import Recorder, trial_config
-
-    from pipeline.config.model import ModelConfig
-    from pipeline.models.loading import freeze, scratch_model
-    from pipeline.models.out_of_memory import Room
-    from pipeline.models.policy import ActorCritic, Episodes
-    from pipeline.resources.ledger import Ledger
-    from pipeline.resources.machine import fresh_marks, peak_gib
-    from pipeline.rewards.base import Completions
-    from pipeline.rewards.learned import LearnedReward, new_reward_model
-    from pipeline.run.metrics_log import MetricsLog
-    from pipeline.training.checkpoint import Files
-    from pipeline.training.given import Networks, TrainingData
-    from pipeline.training.judging import Scores
-    from pipeline.training.trainer import Trainer
-
-    config = trial_config(
-        train__steps=4, train__batch_size=episodes, train__num_epochs=1, train__num_mini_batches=4,
-        train__response_length=RESPONSE, optimiser__lr=1e-6, runtime__rollout_batch_size=ROWS,
-        runtime__micro_batch_size=16,
-    )  # fmt: skip
-    sizes = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
-    reference, policy, scorer = (freeze(scratch_model(sizes, VOCAB, PAD, EOS, 64, seed=3)) for _ in range(3))
-    reward = LearnedReward(freeze(new_reward_model(scorer, 0, torch.device("cpu"))), Room("rows", ROWS))
-
-    def score(some: Episodes, rows: Sequence[int]) -> Scores:
-        texts = [" ".join(map(str, row)) for row in some.responses.tolist()]
-        points = reward(Completions(some, texts, texts))
-        return Scores(points, points, [str(row) for row in rows], texts)
-
-    queries = torch.randint(2, VOCAB, (256, PROMPT), generator=torch.Generator().manual_seed(0))
-    data = TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), {"eos_id": EOS, "pad_id": PAD})
-    networks = Networks(ActorCritic(policy.requires_grad_(True)), reference)
-    with tempfile.TemporaryDirectory() as folder:
-        files = Files(lambda offset: MetricsLog(Path(folder) / "metrics.jsonl"), Path(folder) / "checkpoints")
-        one = Trainer(config, networks, data, score, files, Recorder(), Ledger())
-        fresh_marks()
-        before = peak_gib()
-        one._one_update()
-        said.send((peak_gib() - before) * 1024)
-
-
-def rollouts(sizes: Sequence[int]) -> None:
-    """Print the peak of an update by its number of episodes, each in a process that has computed nothing before."""
-    import torch
-
-    from pipeline.models.cpu import keep_freed_memory
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    context = multiprocessing.get_context("fork")
-    for count in sizes or (64, 256, 1024, 4096):
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=peak, args=(count, there))
-        process.start()
-        there.close()
-        mib = here.recv()
-        process.join()
-        kept = (mib * 2**20) / (count * RESPONSE)
-        print(f"{count:5d} episodes: {mib:6.1f} MiB at the peak, {kept:6.0f} bytes for each token", flush=True)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["rollouts"]:
-        rollouts([int(one) for one in sys.argv[2:]])
-    for one in [] if sys.argv[1:2] == ["rollouts"] else sys.argv[1:] or SIZES:
+    for one in sys.argv[1:] or SIZES:
         with tempfile.TemporaryDirectory() as place:
             for stage, (predicted, measured) in measure(one, Path(place), parts=True).items():
                 percent = f"{100 * (predicted / measured - 1):+.0f} %"
-                print(
-                    f"{one:16s} {stage:9s} predicted {predicted:.2f} GiB, measured {measured:.2f} GiB, {percent}",
-                    flush=True,
-                )
+                figures = f"predicted {predicted:.2f} GiB, measured {measured:.2f} GiB, {percent}"
+                print(f"{one:16s} {stage:9s} {figures}", flush=True)

@@ -20,16 +20,13 @@ from pipeline.forecast.work import other_hours, training_hours
 from pipeline.resources.machine import GIB
 
 Changes = Mapping[str, Any]
-LORA: Changes = {"adapter.kind": "lora"}
-FOUR_BIT: Changes = {**LORA, "adapter.quantize": "4bit"}
-EIGHT_BIT_CRITIC: Changes = {"critic.adapter": "lora", "critic.quantize": "8bit"}
 CHANGES: tuple[Changes, ...] = (
     {"runtime.gradient_checkpointing": True},
     {"critic.adapter": "lora"},
-    EIGHT_BIT_CRITIC,
+    {"critic.adapter": "lora", "critic.quantize": "8bit"},
     {"critic.kind": "shared"},
-    LORA,
-    FOUR_BIT,
+    {"adapter.kind": "lora"},
+    {"adapter.kind": "lora", "adapter.quantize": "4bit"},
     {"sft.steps": 0},
 )
 """Changes that may make a trial fit, the mildest first."""
@@ -136,8 +133,7 @@ def remedy(config: TrialConfig) -> str:
     ]
     if not ways:
         return "No single knob makes it fit, nor all of them together: take a smaller base, or raise the cap"
-    either = "Any one of these makes it fit" if len(ways) > 1 else "This makes it fit"
-    return f"{either}: {'; '.join(ways)}"
+    return f"{'Any one of these' if len(ways) > 1 else 'This'} makes it fit: {'; '.join(ways)}"
 
 
 def fitting_changes(config: TrialConfig) -> list[tuple[Changes, Forecast]]:
@@ -148,27 +144,23 @@ def fitting_changes(config: TrialConfig) -> list[tuple[Changes, Forecast]]:
         *([change] for change in CHANGES),
         [{"train.response_length": int(train.response_length * share)} for share in SHARES],
         [{"train.steps": int(train.steps * share) // unit * unit} for share in SHARES],
-        [{"runtime.micro_batch_size": rows} for rows in _halves(config.runtime.micro_batch_size)],
-        [{"runtime.rollout_batch_size": rows} for rows in _halves(config.runtime.rollout_batch_size)],
     ]
+    for key in ("micro_batch_size", "rollout_batch_size"):  # down to 8: with fewer a card waits for its weights
+        rows = getattr(config.runtime, key)
+        halves = [rows // 2**times for times in range(1, rows.bit_length()) if rows // 2**times >= 8]
+        ladders += [[{f"runtime.{key}": fewer} for fewer in halves]] * bool(halves)
     if single := [found for ladder in ladders if (found := _first(config, ladder))]:
         return single
     together: Iterable[Changes] = accumulate(
-        (ladder[-1] for ladder in ladders if ladder), lambda before, more: {**before, **more}
+        (ladder[-1] for ladder in ladders), lambda before, more: {**before, **more}
     )
     return [found for found in [_first(config, together)] if found]
-
-
-def _halves(rows: int) -> list[int]:
-    """Down to 8: with fewer episodes at once a card waits for its weights."""
-    return [rows // 2**times for times in range(1, rows.bit_length()) if rows // 2**times >= 8]
 
 
 def _first(config: TrialConfig, ladder: Iterable[Changes]) -> tuple[Changes, Forecast] | None:
     """The first changes with which the trial fits, without those that have no effect."""
     for changes in ladder:
-        found = predict(so) if (so := changed(config, changes)) else None
-        if so is not None and found is not None and found.fits:
+        if (so := changed(config, changes)) and (found := predict(so)) and found.fits:
             return {key: value for key, value in changes.items() if inert(so, key) is None}, found
     return None
 
