@@ -55,12 +55,12 @@ def disk_full(error: BaseException, root: Path) -> DiskFull:
     named = [
         Path(name) for link in chain(error) if isinstance(name := getattr(link, "filename", None), str | os.PathLike)
     ]
-    places = [existing(path) for path in (*named[:1], root, Path(tempfile.gettempdir()))]
-    place = places[0] if named else min(places, key=lambda path: shutil.disk_usage(path).free)
-    usage = shutil.disk_usage(place)
-    where = f"the disk mounted at {_mount_point(place)} is full ({_size(usage.free)} of {_size(usage.total)} free)"
-    if usage.free > AMPLE:
-        where = f"a disk is full or a quota is used up ({in_words(error)})"
+    places = [existing(path) for path in named[:1] or (root, Path(tempfile.gettempdir()))]
+    place = min(places, key=lambda path: shutil.disk_usage(path).free)
+    free = shutil.disk_usage(place).free
+    where = f"a disk is full or a quota is used up ({in_words(error)})"
+    if free <= AMPLE:
+        where = f"the disk of {place} is full ({free / 2**20:.3g} MiB free)"
     return DiskFull(
         f"{where}; finished trials, finished stages and checkpoints are kept. Free some space and run the same command"
         " again: it continues"
@@ -95,16 +95,3 @@ def existing(path: Path) -> Path:
     """The nearest folder above a path, or the path itself, that is there."""
     path = path.absolute()
     return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
-
-
-def _mount_point(path: Path) -> Path:
-    path = path.resolve()
-    return next((place for place in (path, *path.parents) if place.is_mount()), path)
-
-
-def _size(n: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.3g} {unit}"
-        n /= 1024
-    return f"{n:.3g} TiB"

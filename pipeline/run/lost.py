@@ -43,13 +43,19 @@ def refuse_lost(
     `without_missing`: only where no trial has kept its own results. `kept`: a file that stays as it is; named where it
     exists.
     """
-    gone = _gone(folder, records, stages)
-    trials = dict.fromkeys(name for names in gone.values() for name in names)
-    own = _gone(folder, records, OWN if stages is None else OWN.intersection(stages))
-    bare = {name for names in own.values() for name in names}
+    gone, trials, bare = dict[Path, None](), dict[str, None](), set[str]()
+    for record in records:
+        for stage, ref in record.stages.items():
+            if stages is None or stage in stages:
+                with folder.naming_remedy():
+                    path = inside(folder.root, ref.path)
+                if not path.exists():
+                    gone[path] = trials[name := f"{record.arm} seed {record.seed}"] = None
+                    bare |= {name} if stage in OWN else set()
     if not gone or (without_missing and len(bare) < sum(bool(OWN & record.stages.keys()) for record in records)):
         return
-    path = _first_absent(folder.root, next(iter(gone)))
+    first = next(iter(gone))
+    missing = [part for part in (first, *first.parents) if part.is_relative_to(folder.root) and not part.exists()]
     more = f", and {len(trials) - LISTED} more" if len(trials) > LISTED else ""
     why = (
         f"{len(trials)} of {len(records)} recorded trials have lost results ({', '.join([*trials][:LISTED])}{more};"
@@ -57,23 +63,4 @@ def refuse_lost(
     )
     without = [] if without_missing else [f"or use what is left with {WITHOUT_MISSING}"]
     stays = [f"{kept} is unchanged"] if kept is not None and kept.exists() else []
-    raise Lost(path, why, "; ".join([f"restore the folder, or {folder.remedy}", *without, *stays]))
-
-
-def _gone(folder: StudyFolder, records: Iterable[TrialRecord], stages: Collection[str] | None) -> dict[Path, list[str]]:
-    """Folder of each absent artifact -> the trials that name it."""
-    gone: dict[Path, list[str]] = {}
-    for record in records:
-        for stage, ref in record.stages.items():
-            if stages is None or stage in stages:
-                with folder.naming_remedy():
-                    path = inside(folder.root, ref.path)
-                if not path.exists():
-                    gone.setdefault(path, []).append(f"{record.arm} seed {record.seed}")
-    return gone
-
-
-def _first_absent(root: Path, path: Path) -> Path:
-    """The highest folder below `root` on the way to `path` that does not exist."""
-    absent = [part for part in (path, *path.parents) if part.is_relative_to(root) and not part.exists()]
-    return absent[-1] if absent else path
+    raise Lost(missing[-1], why, "; ".join([f"restore the folder, or {folder.remedy}", *without, *stays]))
