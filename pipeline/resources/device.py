@@ -9,7 +9,6 @@ from functools import lru_cache
 PRECISION = "ABLATE_PRECISION"
 """Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any
 precision."""
-_DRIVERS = {"linux": "libcuda.so.1", "win32": "nvcuda.dll"}
 
 
 def gpu_visible() -> bool:
@@ -24,7 +23,7 @@ def gpu_visible() -> bool:
 @lru_cache(maxsize=1)
 def _driver_loads() -> bool:
     try:
-        ctypes.CDLL(_DRIVERS.get(sys.platform, "no driver"))
+        ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
     return True

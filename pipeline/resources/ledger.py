@@ -125,21 +125,14 @@ class Ledger:
 
     def exceeded(self, caps: CapsConfig) -> Reached | None:
         """The cap that has been reached, or None."""
-        memory, hours = self.mark(), self.wall_s / 3600
-        if hours >= caps.wall_clock_h:
-            return Reached(
-                "wall_clock_h", hours, f"wall clock {hours:.2f} h reached caps.wall_clock_h = {caps.wall_clock_h:g}"
-            )
-        if (tokens := self.generated_tokens) >= caps.generated_tokens:
-            return Reached(
-                "generated_tokens",
-                tokens,
-                f"{tokens} generated tokens reached caps.generated_tokens = {caps.generated_tokens}",
-            )
-        if memory >= caps.memory_gib:
-            return Reached(
-                "memory_gib", memory, f"peak memory {memory:.2f} GiB reached caps.memory_gib = {caps.memory_gib:g}"
-            )
+        memory, hours, tokens = self.mark(), self.wall_s / 3600, self.generated_tokens
+        for key, spent, words in (
+            ("wall_clock_h", hours, f"wall clock {hours:.2f} h"),
+            ("generated_tokens", tokens, f"{tokens} generated tokens"),
+            ("memory_gib", memory, f"peak memory {memory:.2f} GiB"),
+        ):
+            if spent >= (limit := getattr(caps, key)):
+                return Reached(key, spent, f"{words} reached caps.{key} = {limit:.10g}")
         return None
 
 

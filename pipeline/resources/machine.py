@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -96,12 +97,4 @@ def _peak_resident() -> float:
         for line in (PROC / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    with suppress(ImportError):
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak * (1 if sys.platform == "darwin" else 1024)
-    import psutil
-
-    memory = psutil.Process().memory_info()
-    return float(getattr(memory, "peak_wset", memory.rss))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
