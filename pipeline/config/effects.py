@@ -37,12 +37,8 @@ class When:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Beside(When):
     """The same of the section that the setting is in, whichever that is: `words` and `switch` begin with its field."""
-
-    words: str
-    holds: Callable[[Any], bool]
-    switch: str
 
 
 @dataclass(frozen=True)
@@ -131,16 +127,16 @@ def conditions(model: type[BaseModel], key: str) -> list[When]:
 def _own(field: FieldInfo, owner: str, name: str) -> Iterator[When]:
     """The conditions of a field of the section that is at the key `owner`."""
     for one in field.metadata:
-        if isinstance(one, When):
-            yield one
-        elif isinstance(one, Chosen):
-            yield setting(f"{owner}.{one.selector}", name)
-        elif isinstance(one, Beside):
+        if isinstance(one, Beside):
             yield When(
                 f"{owner}.{one.words}",
                 lambda config, one=one: one.holds(value_at(config, owner)),  # type: ignore[misc]
                 f"{owner}.{one.switch}",
             )
+        elif isinstance(one, Chosen):
+            yield setting(f"{owner}.{one.selector}", name)
+        elif isinstance(one, When):
+            yield one
 
 
 def content_of(section: BaseModel, config: Config, acts: bool = True) -> dict[str, Any]:
@@ -164,15 +160,9 @@ def content_of(section: BaseModel, config: Config, acts: bool = True) -> dict[st
 
 
 def _holds(one: Any, section: BaseModel, name: str, config: Config) -> bool:
-    match one:
-        case When():
-            return one.holds(config)
-        case Beside():
-            return one.holds(section)
-        case Chosen():
-            return bool(getattr(section, one.selector) == name)
-        case _:
-            return True
+    if isinstance(one, Chosen):
+        return bool(getattr(section, one.selector) == name)
+    return not isinstance(one, When) or one.holds(section if isinstance(one, Beside) else config)
 
 
 def _word(value: Any) -> str:

@@ -75,7 +75,8 @@ def read_config(
     path = PROFILES / f"{profile}.yaml"
     require_file(path, str(path))
     content: dict[str, Any] = {"profile": profile, **_read_profile(path, path.stat().st_mtime_ns)}
-    content, _ = _changed(content, preset_of(_steps_per_update(content), below, overrides))
+    train = TrainConfig.model_validate(content.get("train", {}))
+    content, _ = _changed(content, preset_of(train.steps_per_update, below, overrides))
     under, faults = _changed(content, below)
     content, wrong = _changed(under, overrides)
     config, refused = validated(TrialConfig, content)
@@ -83,12 +84,6 @@ def read_config(
     if config is not None:
         faults += _inert(config, under, overrides)
     return (None if faults else config), faults
-
-
-def _steps_per_update(content: Mapping[str, Any]) -> tuple[int, int]:
-    """Epochs and mini-batches of a profile."""
-    train = TrainConfig.model_validate(content.get("train", {}))
-    return train.num_epochs, train.num_mini_batches
 
 
 def _changed(content: dict[str, Any], changes: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigFault]]:
@@ -123,18 +118,12 @@ def _idle(config: TrialConfig, key: str, value: Any) -> Iterator[tuple[str, str]
             yield from _idle(config, f"{key}.{name}", inner)
 
 
+@lru_cache(maxsize=1024)  # a study's arms have few keys
 def check_key(key: str) -> None:
     """Refuse a key that no configuration has. Below a mapping (``reward.parts.<name>.weight``) it may go on."""
-    if fault := _key_fault(key):
-        raise UserError(fault)
-
-
-@lru_cache(maxsize=1024)
-def _key_fault(key: str) -> str:
-    """Return what is wrong with a key, looked up once for all arms that have it; empty where nothing is."""
     known = dotted_keys()
-    inside = any(key.startswith(f"{name}.") for name in MAPPINGS)
-    return "" if key in known or inside else unknown_key(key, known)
+    if key not in known and not any(key.startswith(f"{name}.") for name in MAPPINGS):
+        raise UserError(unknown_key(key, known))
 
 
 def _override(fault: ConfigFault, changes: Mapping[str, Any]) -> tuple[str, ...]:

@@ -50,12 +50,12 @@ def spelled_out(changes: Mapping[Any, Any]) -> dict[Any, Any]:
     return {NAME if key == SHORT else key: value for key, value in changes.items()}
 
 
-def preset_of(steps_per_update: tuple[int, int], *changes: Mapping[str, Any]) -> Mapping[str, Any]:
+def preset_of(steps_per_update: int, *changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of the algorithm that the last of these changes names; nothing where none names one.
 
     They are applied to the profile first: whatever is set beside the name, or by ``--set``, wins. `steps_per_update`
-    are the profile's epochs and mini-batches: an algorithm of one epoch takes as many, smaller steps on each rollout,
-    so that all algorithms have as many gradient steps and episodes. An algorithm's ``kl.group`` goes with a penalty in
+    are the profile's: an algorithm of one epoch takes as many, smaller steps on each rollout, so that all algorithms
+    have as many gradient steps and episodes. An algorithm's ``kl.group`` goes with a penalty in
     the loss, and is left out where the changes put the penalty elsewhere.
     """
     named = [str(change[NAME]) for change in changes if NAME in change]
@@ -66,7 +66,6 @@ def preset_of(steps_per_update: tuple[int, int], *changes: Mapping[str, Any]) ->
     places = [change["kl.place"] for change in (settings, *changes) if "kl.place" in change]
     if places and places[-1] != "loss":
         settings.pop("kl.group", None)  # it is part of a loss, and would group a penalty in the reward
-    epochs, mini_batches = steps_per_update
     if (own := settings.get("train.num_epochs")) is not None:
-        settings["train.num_mini_batches"] = epochs * mini_batches // own
+        settings["train.num_mini_batches"] = steps_per_update // own
     return settings
