@@ -61,10 +61,3 @@ class CapsConfig(Section):
     memory_gib: StrictlyPositive = Field(
         14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it"
     )
-    card: Literal["auto", "t4"] = Field(
-        "auto",
-        description=(
-            "when the predicted hours on a T4 are compared with wall_clock_h. t4: on any machine; auto: unless another"
-            " GPU is visible"
-        ),
-    )

@@ -48,7 +48,7 @@ class Forecast:
     """Of the other stages, most of which the trials of a study share; not compared with `caps.wall_clock_h`."""
     caps: CapsConfig
     timed: bool
-    """Whether the T4-hours are compared with `caps.wall_clock_h`."""
+    """Whether the T4-hours are compared with `caps.wall_clock_h`: not where another GPU is used."""
 
     @property
     def stage(self) -> str:
@@ -91,19 +91,13 @@ def predict(config: TrialConfig) -> Forecast | None:
         hours=training_hours(trial) if config.algorithm.learns else {},
         other_hours=other_hours(trial),
         caps=config.caps,
-        timed=t4_judges(config),
+        timed=not (on_card(config) and torch.cuda.is_available() and "T4" not in torch.cuda.get_device_name().split()),
     )
 
 
 def own_others(config: TrialConfig) -> list[str]:
     """Stages beside the training that a trial does not share with others."""
     return ["reference", "evaluate"] if config.rounds > 1 else ["evaluate"]
-
-
-def t4_judges(config: TrialConfig) -> bool:
-    """Whether a T4's hours are compared with the cap on the wall clock: by `caps.card`, or if no other GPU is used."""
-    other = on_card(config) and torch.cuda.is_available() and "T4" not in torch.cuda.get_device_name().split()
-    return config.caps.card == "t4" or not other
 
 
 def check_budget(config: TrialConfig, label: str) -> None:

@@ -171,9 +171,8 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
 
 
 def _matters(config: TrialConfig, profile: str) -> bool:
-    """Whether the T4's budget is of interest: where `caps.card` or the profile asks for it, on a GPU, where a trial
-    does not fit."""
-    if config.caps.card == "t4" or _on_gpu(config, profile):
+    """Whether the T4's budget is of interest: where the profile asks for it, on a GPU, where a trial does not fit."""
+    if _on_gpu(config, profile):
         return True
     from pipeline.forecast.advice import predict
 
