@@ -81,27 +81,19 @@ class MetricsLog:
         self.close()
 
 
-def read_rows(path: Path) -> list[dict[str, float]]:
-    """All rows of a ``metrics.jsonl``; an unfinished last line is left out. Raises `ValueError` with the line of a
-    damaged row."""
-    rows = []
+def merged(path: Path) -> dict[int, dict[str, float]]:
+    """Rows of a ``metrics.jsonl`` merged by step, in order of steps; of two values of a key at a step the last counts.
+
+    An unfinished last line is left out. Raises `ValueError` with the line of a damaged row.
+    """
+    steps: dict[int, dict[str, float]] = {}
     complete = path.read_bytes().rpartition(b"\n")[0]
     for number, line in enumerate(complete.splitlines(), 1):
         try:
             row = json.loads(line)
-            row["step"] = int(row["step"])
-        except (ValueError, KeyError, TypeError):
+            steps.setdefault(int(row.pop("step")), {}).update(row)
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(f"{path}, line {number}: not a row of metrics") from None
-        rows.append(row)
-    return rows
-
-
-def merged(path: Path) -> dict[int, dict[str, float]]:
-    """Rows of a ``metrics.jsonl`` merged by step, in order of steps; of two values of a key at a step the last
-    counts."""
-    steps: dict[int, dict[str, float]] = {}
-    for row in read_rows(path):
-        steps.setdefault(int(row["step"]), {}).update({key: value for key, value in row.items() if key != "step"})
     return dict(sorted(steps.items()))
 
 

@@ -17,7 +17,6 @@ from pipeline.run import dag
 from pipeline.run.code import Code
 from pipeline.run.dag import Stage
 from pipeline.run.layout import Layout
-from pipeline.run.lost import own_stages
 from pipeline.run.store import Artifact, Store
 from pipeline.stages.graph import STAGES as REAL
 
@@ -222,9 +221,3 @@ def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> N
     assert plan["label-1"].why == "reward.learned.rounds 4 -> 2"
     once = [one.name for one in dag.stages_of(graph, config())]
     assert once == ["first", "label", "learn", "ends"]
-
-
-def test_what_comes_after_the_first_training_is_a_trials_own() -> None:
-    names = [one.name for one in dag.stages_of(REAL, config(reward__learned__rounds=2))]
-    assert own_stages(names) == {"train-1", "reward", "reference", "train", "evaluate"}
-    assert own_stages(one.name for one in dag.stages_of(REAL, config())) == {"train", "evaluate"}

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.metrics_log import MetricsLog, merged, read_rows, to_parquet
+from pipeline.run.metrics_log import MetricsLog, merged, to_parquet
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_resume_cuts_what_the_checkpoint_does_not_know(log: Path) -> None:
         file.write(b'{"step": 3, "objec')
     with MetricsLog.resume(log, offset) as metrics:
         assert metrics.offset == offset
-        assert [row["step"] for row in read_rows(log)] == [1]
+        assert [*merged(log)] == [1]
         metrics.append(2, {"objective/kl": 2.0})
     assert log.read_bytes() == uninterrupted
 
@@ -66,12 +66,12 @@ def test_resume_refuses_another_file(log: Path) -> None:
 
 def test_reading_leaves_out_half_a_line_and_names_a_damaged_one(log: Path) -> None:
     log.write_text('{"step":1,"objective/kl":1.0}\n{"step":2,"obj')
-    assert read_rows(log) == [{"step": 1, "objective/kl": 1.0}]
+    assert merged(log) == {1: {"objective/kl": 1.0}}
     log.write_text('{"step":1,"objective/kl":1.0}\nnonsense\n')
     with pytest.raises(ValueError, match="line 2: not a row"):
-        read_rows(log)
+        merged(log)
     log.write_text("")
-    assert read_rows(log) == []
+    assert merged(log) == {}
 
 
 def test_parquet_is_merged_by_step(log: Path, tmp_path: Path) -> None:

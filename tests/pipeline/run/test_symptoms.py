@@ -12,7 +12,6 @@ from pipeline.run.bands import BANDS
 from pipeline.run.metrics import METRICS
 from pipeline.run.symptoms import LEAST, Health, Series, Symptom, examine
 
-PER_UPDATE = 16
 START = 20
 
 
@@ -31,28 +30,6 @@ def conditions(series: Mapping[str, Series], **settings: object) -> dict[str, st
     return {one.key: one.side for one in found}
 
 
-def healthy_trial() -> dict[str, Series]:
-    """About what the profile tiny records: clip fraction and approxkl rise within an update, and all noise is its
-    own."""
-    rng = np.random.default_rng(3)
-    steps, updates = 2048, 128
-    epoch = (np.arange(steps) % PER_UPDATE) / PER_UPDATE
-    ramp = 1 - np.exp(-np.arange(updates) / 30)
-    return {
-        "policy/approxkl": of(0.004 * epoch * rng.gamma(1.0, 1.0, steps)),
-        "policy/pg_clipfrac": of(0.05 * epoch),
-        "policy/ratio": of(1 + 0.01 * rng.normal(size=steps)),
-        "policy/entropy": of(1.1 - 0.2 * np.arange(steps) / steps + 0.05 * rng.normal(size=steps)),
-        "policy/grad_norm": of(0.5 * np.exp(0.5 * rng.normal(size=steps))),
-        "value/explained_variance": of(np.append(np.zeros(4), 0.5 * ramp[4:]) + 0.03 * rng.normal(size=updates), 0, 16),
-        "objective/kl_exact_per_token": of(0.26 * ramp, 0, 16),
-        "objective/kl_per_token": of(0.26 * ramp + 0.05 * rng.normal(size=updates), 0, 16),
-        "objective/repetition": of(0.03 + 0.02 * ramp, 0, 16),
-        "objective/eos_rate": of(0.98 + 0.02 * ramp, 0, 16),
-        "objective/length": of(20 - ramp, 0, 16),
-    }
-
-
 def test_a_symptom_by_hand() -> None:
     values = [0.01] * 4 + [0.03] * 6 + [0.02] * 2
     assert examine({"policy/approxkl": of(values)}, {}) == Health(
@@ -64,13 +41,6 @@ def test_a_symptom_by_hand() -> None:
         ),
         ("policy/approxkl",),
     )  # fmt: skip
-
-
-def test_a_healthy_trial_shows_nothing() -> None:
-    health = examine(healthy_trial(), {})
-    assert health.symptoms == ()
-    assert health.words == "ok"
-    assert set(health.judged) == set(BANDS) - {"objective/kl_per_token"}  # its exact KL is judged in its place
 
 
 SICK = (
