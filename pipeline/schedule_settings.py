@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.config.base import NonNegative, Section, Stages, StrictlyPositive
 from pipeline.config.effects import Beside
-from pipeline.schedule import ERROR_CLIP, Control, Schedule
+
+Control = Literal["fixed", "adaptive", "linear", "cosine", "piecewise"]
 
 BEGINS = Beside(
     "control other than piecewise, or a first stage that begins after 0",
-    lambda section: not section.schedule.begins_at_a_stage,
+    lambda section: not section.begins_at_a_stage,
     "stages",
 )
 """Whether the value at the start is ever in force."""
@@ -27,7 +28,7 @@ class AdaptiveSettings(Section):
 
     def check_horizon(self, section: str, name: str, batch_size: int) -> None:
         """Raise `ValueError` where one rollout of so many episodes could take the coefficient `name` to 0 or below."""
-        least = ERROR_CLIP * batch_size
+        least = 0.2 * batch_size  # `pipeline.algorithms.mathematics.controllers.adapted` clips errors at 0.2
         if self.horizon <= least:
             raise ValueError(
                 f"{section}.adaptive.horizon {self.horizon:g} lets one rollout take {name} to 0 or below; above 0.2 x"
@@ -63,14 +64,20 @@ class Scheduled(Section):
         return self.control in ("linear", "cosine")
 
     @property
-    def schedule(self) -> Schedule:
-        """Return how the coefficient moves."""
-        return Schedule(self.control, self.start, self.end, self.stages)
+    def begins_at_a_stage(self) -> bool:
+        """Return whether `start` itself is never in force."""
+        return self.control == "piecewise" and any(fraction == 0 for fraction, _ in self.stages)
+
+    @property
+    def extremes(self) -> list[float]:
+        """The coefficient at the start, at the end and at the stages."""
+        later = [self.end] if self.anneals else [value for _, value in self.stages]
+        return later if self.begins_at_a_stage else [self.start, *later]
 
     @property
     def acts(self) -> bool:
         """Return whether the coefficient is above 0 in some part of the trial."""
-        return any(self.schedule.values)
+        return any(self.extremes)
 
     @model_validator(mode="after")
     def _stages_rise(self) -> Self:

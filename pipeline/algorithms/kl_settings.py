@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.base import NonNegative, StrictlyPositive
 from pipeline.config.effects import Chosen, When, setting
-from pipeline.schedule import Control
-from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Scheduled
+from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Control, Scheduled
 
 PENALTY = When(
     "a KL penalty: kl.beta above 0, or a schedule that goes above 0", lambda config: config.kl.acts, "kl.beta"
@@ -94,7 +93,7 @@ class KlConfig(Scheduled):
     @property
     def squares_throughout(self) -> bool:
         """Whether that square has a weight above 0 from the first update to the last."""
-        return self.by_sequence and all(self.schedule.values)
+        return self.by_sequence and all(self.extremes)
 
     @property
     def start(self) -> float:

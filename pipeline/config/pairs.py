@@ -56,7 +56,7 @@ def _check_loss(config: Config) -> None:
             f"algorithm.trust_region '{loss}' needs to know which response is the better one, and"
             " algorithm.whiten_advantages destroys these signs; use false"
         )
-    betas = config.kl.schedule.values
+    betas = config.kl.extremes
     if not all(betas):
         raise ValueError(
             f"algorithm.trust_region '{loss}' weighs its margin by kl.beta, which must stay above 0; it goes through"

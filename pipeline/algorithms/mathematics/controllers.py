@@ -7,14 +7,16 @@ import math
 from typing import assert_never
 
 from pipeline.config.trial import TrialConfig
-from pipeline.schedule import ERROR_CLIP, Schedule
+from pipeline.schedule_settings import Scheduled
 
+ERROR_CLIP = 0.2
+"""Adaptive: the largest relative error that one rollout may report (Ziegler 2019)."""
 STOP_FACTOR = 1.5
 OLD_KL_TOLERANCE, OLD_KL_FACTOR = 1.5, 2.0
 """PPO-penalty: the coefficient moves where the KL is off its target by the first factor, and then by the second."""
 
 
-def scheduled(schedule: Schedule, progress: float) -> float:
+def scheduled(schedule: Scheduled, progress: float) -> float:
     """The coefficient at `progress` in [0, 1], 0 in the first update and 1 in the last: beta, or that of the entropy
     bonus.
 
@@ -22,7 +24,8 @@ def scheduled(schedule: Schedule, progress: float) -> float:
     fraction is at most p, c₀ before the first; fixed: c₀; adaptive: c₀ where it starts. c₀ is ``start``, c₁ is
     ``end``.
 
-    >>> scheduled(Schedule("linear", 0.1, 0.02, ()), 0.25)
+    >>> from pipeline.algorithms.kl_settings import KlConfig
+    >>> scheduled(KlConfig(control="linear", beta=0.1, end=0.02), 0.25)
     0.08
     """
     start, end = schedule.start, schedule.end

@@ -26,11 +26,11 @@ class Coefficient(Part[S]):
 
     def __init__(self, cfg: TrialConfig, settings: S) -> None:
         super().__init__(cfg, settings)
-        self.coef = settings.schedule.start
+        self.coef = settings.start
 
     def rollout(self, update: int, terms: Terms) -> None:
         if self.settings.control != "adaptive":
-            self.coef = scheduled(self.settings.schedule, elapsed(self.cfg, update))
+            self.coef = scheduled(self.settings, elapsed(self.cfg, update))
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         if self.settings.control == "adaptive" and policy_moved:

@@ -8,8 +8,7 @@ from pydantic import Field, model_validator
 
 from pipeline.config.base import NonNegative, PartSettings, StrictlyPositive
 from pipeline.config.effects import Chosen, When
-from pipeline.schedule import Control
-from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Scheduled
+from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Control, Scheduled
 
 BONUS = When(
     "an entropy bonus: entropy.coef above 0, or a schedule that goes above 0",

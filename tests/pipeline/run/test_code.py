@@ -74,7 +74,6 @@ def with_a_line(text: str) -> str:
         ("pipeline.training.parts.entropy", {"entropy__coef": 0.1}, {"train"}),
         ("pipeline.training.natural_step", {}, set()),
         ("pipeline.stopping", {}, {"train"}),
-        ("pipeline.schedule", {}, {"train"}),
         ("pipeline.rewards.learned", {}, SCORED - {"critic"}),
         ("pipeline.rewards.ocr", {}, set()),
         ("pipeline.rewards.ocr", {"reward__kind": "ocr"}, SCORED - {"critic"}),

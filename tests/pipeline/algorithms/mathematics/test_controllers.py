@@ -9,6 +9,7 @@ import pytest
 from helpers import trial_config
 from pydantic import ValidationError
 
+from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.controllers import (
     adapted,
     doubled_or_halved,
@@ -19,7 +20,6 @@ from pipeline.algorithms.mathematics.controllers import (
     out_of_reach,
     scheduled,
 )
-from pipeline.schedule import Schedule
 
 HELD: dict[str, Any] = {"entropy__control": "adaptive", "entropy__coef": 0.1, "entropy__adaptive__target": 0.8}
 
@@ -46,10 +46,10 @@ def test_a_horizon_that_would_turn_it_negative_is_refused(key: str, knobs: dict[
 
 
 def test_a_piecewise_schedule_changes_at_its_fraction_and_not_before() -> None:
-    stages = Schedule("piecewise", 0.1, 0.0, ((0.25, 0.05), (0.75, 0.0)))
+    stages = KlConfig(control="piecewise", beta=0.1, stages=((0.25, 0.05), (0.75, 0.0)))
     places = (math.nextafter(0.25, 0), 0.25, math.nextafter(0.75, 0), 0.75)
     assert [scheduled(stages, p) for p in places] == [0.1, 0.05, 0.05, 0.0]
-    assert scheduled(Schedule("piecewise", 0.1, 0.0, ((0.0, 0.7),)), 0.0) == 0.7
+    assert scheduled(KlConfig(control="piecewise", beta=0.1, stages=((0.0, 0.7),)), 0.0) == 0.7
 
 
 def test_the_first_update_has_the_start_and_the_last_one_the_end() -> None:
