@@ -6,7 +6,6 @@ counted; attention is left out of texts and of a reward's pairs.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pipeline.algorithms.kinds import ADVANTAGES
@@ -77,14 +76,10 @@ def head_and_back(shape: Shape, tokens: float, calls: float, trained: bool) -> W
 def sampling(trial: ForecastSubject, rows: int, maps: float, read: int, each: int = 1) -> Work:
     """`rows` responses of full length by a network of `maps` weights in linear maps, each read with `read` bytes.
 
-    A prompt is read once for its `each` responses, or once in every batch that has some of them. The static sampler
-    counts as the eager one.
+    A prompt is read once for its `each` responses. The static sampler counts as the eager one.
     """
     shape, prompt, response = trial.shape, trial.mean_prompt, trial.config.train.response_length
-    together = trial.config.runtime.rollout_batch_size
-    batches = -(-rows // together)
-    whole = (batches - 1) // (each // math.gcd(together, each))  # borders of batches that part no prompt's responses
-    prompts = rows // each + max(batches - 1 - whole, 0)
+    batches, prompts = -(-rows // trial.config.runtime.rollout_batch_size), rows // each
     keys = response * (prompt + response / 2)
     attended = 4.0 * shape.attention * shape.layers * (prompts * prompt**2 + rows * keys)
     multiplied = 2.0 * (prompts * prompt + rows * (response - 1)) * maps
@@ -216,8 +211,7 @@ def drawn_for_reward(trial: ForecastSubject) -> float:
     preferences = [part.preferences for part in cfg.reward.trained().values()]
     judged, kept, samples = sum(map(is_judged, preferences)), 2 * learned.heldout_pairs, cfg.reward.calibration_samples
     answers = learned.rankings * learned.ranked if learned.ranked > 2 else 2 * (learned.pairs // cfg.rounds)
-    # An ensemble's samples are scored again for the scale of each model, and for their disagreement.
-    scored = samples * (3 if learned.ensemble > 1 else 1) + kept * (bool(preferences) + (JUDGE in preferences))
+    scored = samples + kept * (bool(preferences) + (JUDGE in preferences))
     drawn = samples + judged * (answers + kept)
     return asked_hours(trial, drawn, scored, drawn + kept * (len(preferences) - judged))
 
