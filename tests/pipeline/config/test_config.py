@@ -9,7 +9,7 @@ from pipeline.config import loading
 from pipeline.config.loading import dotted_keys, load_config, parse_set, profile_names
 from pipeline.config.names import SYMBOLS, WORDS
 from pipeline.config.trial import TrialConfig
-from pipeline.config.yaml_files import line_of, read_yaml
+from pipeline.config.yaml_files import line_of
 from pipeline.errors import UserError
 
 
@@ -129,27 +129,6 @@ def test_all_faults_of_several_settings_come_at_once() -> None:
         "--set: kl.beta = -1: must be greater than or equal to 0",
         "--set: critic.kind = 'seperate': must be 'shared', 'separate' or 'none'; did you mean 'separate'?",
     ]
-
-
-def test_faults_of_yaml_that_editors_make(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("a:\n\tb: 1\n")
-    with pytest.raises(UserError, match=r"line 2: not valid YAML: a tab stands where YAML wants spaces"):
-        read_yaml(path)
-    path.write_text("a:\n  b: 1\n c: 2\n")
-    with pytest.raises(UserError, match=r"line 3: not valid YAML: the indentation does not fit the lines above"):
-        read_yaml(path)
-    path.write_text("a: what: why\n")
-    with pytest.raises(UserError, match=r"line 1: not valid YAML: a colon stands where none can"):
-        read_yaml(path)
-    path.write_text("# nothing yet\n")
-    with pytest.raises(UserError, match="the file is empty"):
-        read_yaml(path)
-    path.write_text("- 1\n")
-    with pytest.raises(UserError, match="must be a mapping"):
-        read_yaml(path)
-    with pytest.raises(UserError, match="cannot be read"):
-        read_yaml(tmp_path / "absent.yaml")
 
 
 def test_lines_of_entries(tmp_path: Path) -> None:

@@ -26,6 +26,11 @@ from pipeline.errors import UserError
         ("? [a]\n: 1", ", line 1: a key must be a text or a number"),
         ("a: 1\na: 2", ", line 2: not valid YAML: key 'a' is written twice"),
         ("a: 1".encode("utf-16"), ": not valid YAML: "),
+        ("a:\n\tb: 1\n", ", line 2: not valid YAML: a tab stands where YAML wants spaces"),
+        ("a:\n  b: 1\n c: 2\n", ", line 3: not valid YAML: the indentation does not fit the lines above"),
+        ("a: what: why\n", ", line 1: not valid YAML: a colon stands where none can"),
+        ("# nothing yet\n", ": the file is empty"),
+        ("- 1\n", ": must be a mapping"),
         ("#" * (MOST_BYTES + 1), ": cannot be read: it has 1 MiB, and at most 1 MiB are read"),
     ],
 )  # fmt: skip
