@@ -29,7 +29,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from pipeline.config.effects import content_of
+from pipeline.config.effects import content_of, value_at
 from pipeline.config.trial import canonical_json, flatten
 from pipeline.errors import Damaged
 from pipeline.run.code import KEY_DIGITS, Code
@@ -236,13 +236,11 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
     """The part of the configuration that the stage declares, and no more."""
     view = SimpleNamespace(**{name: getattr(config, name) for name in FREE_SECTIONS if hasattr(config, name)})
     for name in stage.sections:
-        section, dot, field = name.partition(".")
-        if not dot:
+        section, _, field = name.partition(".")
+        if not field:
             setattr(view, section, getattr(config, section))
         else:
-            if not hasattr(view, section):
-                setattr(view, section, SimpleNamespace())
-            setattr(getattr(view, section), field, getattr(getattr(config, section), field))
+            setattr(vars(view).setdefault(section, SimpleNamespace()), field, value_at(config, name))
     return view
 
 
@@ -252,35 +250,29 @@ def likeness(stages: Sequence[Stage], config: Any) -> dict[str, str]:
     found: dict[str, str] = {}
     for stage in stages_of(stages, config):
         inputs = {need: found[need] for need in stage.inputs(found).values()}
-        found[stage.name] = _key({"config": dict(flatten(_configured(stage, config))), "inputs": inputs})
+        found[stage.name] = _key({"config": _configured(stage, config), "inputs": inputs})
     return found
 
 
 def _configured(stage: Stage, config: Any) -> dict[str, Any]:
-    view = vars(_view(stage, config))
-    return {name: _plain(value, config) for name, value in view.items() if name not in FREE_SECTIONS}
+    """The settings that the stage declares, flat, as far as they act."""
+    values = {name: value_at(config, name) for name in stage.sections}
+    acting = {name: content_of(one, config) if isinstance(one, BaseModel) else one for name, one in values.items()}
+    return dict(flatten(acting))
 
 
 def _identity(stage: Stage, config: Any, digests: Mapping[str, str]) -> dict[str, Any]:
     values = _configured(stage, config)
     if stage.outside:
-        values["outside"] = stage.outside(config)
+        values |= flatten({"outside": stage.outside(config)})
     if stage.precision:
         values["precision"] = stage.precision(config)
     return {
         "stage": stage.name,
-        "config": dict(flatten(values)),
+        "config": values,
         "inputs": {need: digests[need] for need in stage.inputs(digests).values()},
         "code": stage.code(config),
     }
-
-
-def _plain(value: Any, config: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return content_of(value, config)
-    if isinstance(value, SimpleNamespace):
-        return {name: _plain(one, config) for name, one in vars(value).items()}
-    return value
 
 
 def _key(identity: Mapping[str, Any]) -> str:

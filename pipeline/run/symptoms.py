@@ -51,20 +51,12 @@ class Symptom:
 
     @property
     def condition(self) -> str:
-        """Series, side and bound.
-
-        >>> Symptom("policy/approxkl", "above", 0.02, 61, 100, 3, "too far", "lower optimiser.lr").condition
-        'policy/approxkl above 0.02'
-        """
+        """Series, side and bound."""
         return f"{self.key} {self.side} {self.bound:.3g}"
 
     @property
     def span(self) -> str:
-        """The records that were counted.
-
-        >>> Symptom("policy/approxkl", "above", 0.02, 13, 13, 3, "too far", "", late=True).span
-        'the last 13 records'
-        """
+        """The records that were counted."""
         return f"{'the last ' if self.late else ''}{self.n:,} records"
 
     @property
