@@ -14,7 +14,7 @@ from pipeline.config.loading import load_config
 from pipeline.models.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.models.process import settle
 from pipeline.resources.ledger import Ledger
-from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, grow_segments, peak_gib
+from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, peak_gib
 from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.trial import prepare, run_trial
@@ -109,27 +109,17 @@ def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, mon
     assert run_trial(smoke(sft__steps=4, train__steps=8, evaluate__prompts=16), layout, Recorder()).status == "complete"
 
 
+@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
 @pytest.mark.parametrize("starts", [lambda: settle(smoke().runtime), hand])
-def test_every_process_that_may_use_a_card_is_told_to_grow_segments(
-    starts: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+def test_every_process_that_may_use_a_card_grows_segments_unless_the_user_sets_them(
+    starts: Callable[[], object], own: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     for name in ALLOCATOR_SETTINGS:
         monkeypatch.setenv(name, "")  # so that it is put back afterwards
         monkeypatch.delenv(name)
-    starts()
-    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-
-
-@pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
-def test_the_cuda_allocator_grows_its_segments_unless_the_user_says_otherwise(
-    own: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "platform", "linux")
-    for name in ALLOCATOR_SETTINGS:
-        monkeypatch.delenv(name, raising=False)
     if own:
         monkeypatch.setenv(own, "max_split_size_mb:64")
-    grow_segments()
+    starts()
     found = {name: os.environ[name] for name in ALLOCATOR_SETTINGS if name in os.environ}
     assert found == ({own: "max_split_size_mb:64"} if own else {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})

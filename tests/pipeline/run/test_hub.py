@@ -79,37 +79,22 @@ def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tm
     assert "data.source=local" in offline
 
 
-def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    config = smoke(data__source="hub", data__hub__name="no-such-org/no-such-data", data__hub__revision=OTHER)
-    for start in (
-        lambda: plan_trial(config, Layout(tmp_path)),
-        lambda: run_trial(config, Layout(tmp_path), Recorder()),
-    ):
-        with pytest.raises(
-            UserError, match=r"data\.hub\.name = 'no-such-org/no-such-data' at revision 1+ is not in the cache"
-        ):
-            start()
-    assert not any(tmp_path.iterdir())
+HUB = {"data__source": "hub", "data__hub__name": "no-such-org/no-such-data", "data__hub__revision": OTHER}
+JUDGE = {"judge__kind": "classifier", "judge__classifier__model": "some/judge"}
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        (HUB, f"data.hub.name = 'no-such-org/no-such-data' at revision {OTHER} is not in the cache"),
         ({"model__base": "no-such-org/no-such-model"}, "model.base = 'no-such-org/no-such-model' is not in the cache"),
+        (JUDGE, "judge.classifier.model = 'some/judge': the revision None does not pin it"),
         (
-            {"judge__kind": "classifier", "judge__classifier__model": "some/judge"},
-            "judge.classifier.model = 'some/judge': the revision None does not pin it",
-        ),
-        (
-            {
-                "judge__kind": "classifier",
-                "judge__classifier__model": "some/judge",
-                "judge__classifier__revision": OTHER,
-            },
+            {**JUDGE, "judge__classifier__revision": OTHER},
             f"judge.classifier.model = 'some/judge' at revision {OTHER} is not in the cache",
         ),
         (
-            {"judge__kind": "classifier", "judge__classifier__model": "/absent/folder"},
+            {**JUDGE, "judge__classifier__model": "/absent/folder"},
             "judge.classifier.model = '/absent/folder' is neither a folder nor the id",
         ),
         (
@@ -118,13 +103,15 @@ def test_an_absent_data_set_is_refused_before_anything_is_started(tmp_path: Path
         ),
     ],
 )
-def test_absent_models_and_pairs_are_refused_before_anything_is_started(
+def test_what_is_absent_is_refused_before_anything_is_started(
     tmp_path: Path, changes: dict[str, str], says: str
 ) -> None:
-    with pytest.raises(UserError) as error:
-        plan_trial(smoke(**changes), Layout(tmp_path))
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
+    for start in (plan_trial, lambda config, layout: run_trial(config, layout, Recorder())):
+        with pytest.raises(UserError) as error:
+            start(smoke(**changes), Layout(tmp_path))
+        assert says in str(error.value)
+        assert "\n" not in str(error.value)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
@@ -137,7 +124,7 @@ def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_built_already_needs_no_source() -> None:
-    config = smoke(data__source="hub", data__hub__name="no-such-org/no-such-data", data__hub__revision=OTHER)
+    config = smoke(**HUB)
     check_sources(config, ["sft", "reward", "train", "evaluate"])
     with pytest.raises(UserError, match="no-such-data"):
         check_sources(config, ["prompts"])
