@@ -1,4 +1,4 @@
-"""What the commands `report`, `compare` and `falsify` ask of the records: pages and verdicts, without training."""
+"""The commands `report`, `compare` and `falsify`: pages and verdicts from the records, without training."""
 
 from __future__ import annotations
 

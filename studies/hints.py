@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def command(name: str, study: str | None = None, profile: str | None = None) -> str:
-    """What to type for a command, on a study and on another profile than its own."""
+    """Return the text to type for a command, on a study and on another profile than its own."""
     if _makefile():
         return " ".join(
             [f"make {name}", *([f"STUDY={study}"] if study else []), *([f"PROFILE={profile}"] if profile else [])]
@@ -15,7 +15,7 @@ def command(name: str, study: str | None = None, profile: str | None = None) -> 
 
 
 def _makefile() -> bool:
-    """Whether `make` runs our commands from here."""
+    """Return whether `make` runs our commands from here."""
     try:
         return "ABLATE := " in Path("Makefile").read_text("utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What several figures draw and state: an estimate with its interval and its seeds, a row of a forest, their data."""
+"""The parts of several figures: an estimate with its interval and its seeds, a row of a forest, their data."""
 
 from __future__ import annotations
 

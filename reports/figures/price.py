@@ -1,4 +1,4 @@
-"""What each arm wins over what it costs: sampled tokens and floating-point operations of a trial."""
+"""Gain of each arm over its cost: sampled tokens and floating-point operations of a trial."""
 
 from __future__ import annotations
 

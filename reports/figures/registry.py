@@ -24,7 +24,7 @@ FIGURES: dict[str, Callable[[StudyRecords, Findings], Plot | None]] = {
     "matched_kl": matched, "interactions": interactions, "kl": kl, "entropy": entropy, "training": training,
     "pareto": pareto, "tradeoff": tradeoff, "price": price,
 }  # fmt: skip
-"""What draws each figure, in the order of the page; None where the records hold nothing for it."""
+"""Function that draws each figure, in the order of the page; None where the records hold nothing to draw."""
 
 
 def draw(records: StudyRecords, findings: Findings, folder: Path) -> Iterator[tuple[str, Plot | None]]:

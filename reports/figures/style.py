@@ -1,4 +1,4 @@
-"""How figures look and become files: one colour, line style and marker per arm everywhere, readable in grey and by the
+"""The style and files of figures: one colour, line style and marker per arm everywhere, readable in grey and by the
 colour-blind.
 
 The baseline is always drawn in ink. The other arms take the colour-blind-safe palette in the study's order; when it is

@@ -1,4 +1,4 @@
-"""What each arm gains by the gold judge over what it keeps or loses by a further one."""
+"""Gain of each arm by the gold judge over its gain or loss by a further one."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From records to what was found: estimates of every arm, effects, drift, verdicts."""
+"""Findings from records: estimates of every arm, effects, drift, verdicts."""

@@ -29,7 +29,7 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True)
 class Path:
-    """What reweighting the reference's samples ever more strongly gives; all arrays (B,), from no drift on."""
+    """Scores reached by reweighting the reference's samples ever more strongly; arrays (B,), from no drift on."""
 
     kl: Array
     """nats per sequence."""

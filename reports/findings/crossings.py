@@ -44,13 +44,13 @@ class Contrast:
     weights: Weights
     estimate: Estimate | None
     p: float | None
-    """Two-sided, over new seeds and new prompts; None from a single seed, which cannot speak of new ones."""
+    """Two-sided, over new seeds and new prompts; None from a single seed, which gives no inference on new ones."""
     p_holm: float | None = None
     """`p` with Holm's correction over the contrasts of its kind in its crossing."""
 
     @property
     def differs(self) -> bool:
-        """Whether it is distinguishable from 0: the corrected p is below alpha and the interval excludes 0."""
+        """True where it is distinguishable from 0: the corrected p is below alpha and the interval excludes 0."""
         small = self.p_holm is not None and self.p_holm < two_level.ALPHA
         return small and self.estimate is not None and self.estimate.excludes_zero
 
@@ -82,13 +82,13 @@ class Crossed:
 
     crossing: Crossing
     effects: tuple[SimpleEffect, ...]
-    """Of the column knob at each row value, then of the row knob at each column value; the baseline's level first."""
+    """The column knob's at each row value, then the row knob's at each column value; the baseline's level first."""
     interactions: tuple[Interaction, ...]
-    """Of each cell beside the baseline's row and column."""
+    """Interactions of each cell beside the baseline's row and column."""
 
     @property
     def simple_effects(self) -> tuple[SimpleEffect, ...]:
-        """Of the column knob alone."""
+        """Effects of the column knob alone."""
         return tuple(one for one in self.effects if one.knob == self.crossing.columns)
 
     @property
@@ -139,7 +139,7 @@ def _simple_effects(records: StudyRecords, crossing: Crossing) -> tuple[SimpleEf
 
 
 def _row_by_row(records: StudyRecords, crossing: Crossing) -> Iterator[SimpleEffect]:
-    """In each row, every value of the columns' knob against its baseline value."""
+    """Compare, in each row, every value of the columns' knob with its baseline value."""
     (base_row, base), arms = crossing.baseline, crossing.arms
     for row in _from(base_row, crossing.row_values):
         for value in crossing.column_values:

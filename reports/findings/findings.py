@@ -1,4 +1,4 @@
-"""From records to findings: what each arm reached, how it differs from the baseline, and what fell."""
+"""The findings of a study: each arm's results, its differences from the baseline, and the claims that fell."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Effect:
     estimate: Estimate | None
     per_seed: dict[int, float]
     p: float | None
-    """Of no effect, on new seeds and new prompts (`two_level_p`)."""
+    """p-value of no effect, on new seeds and new prompts (`two_level_p`)."""
     p_holm: float | None
     """`p`, corrected over the arms of this metric."""
     p_equivalence: float | None
-    """Of a difference of at least `smallest`, corrected over the arms of this metric; None without `smallest`."""
+    """p-value of a difference of `smallest` or more, corrected over this metric's arms; None without `smallest`."""
     maximize: bool
     outcome: Outcome
     smallest: float | None
@@ -82,7 +82,7 @@ class Effect:
 
 @dataclass(frozen=True)
 class Power:
-    """What difference on the objective this design would have found in one arm, had it been there."""
+    """The difference on the objective that this design would have found in one arm, had it been there."""
 
     arm: str
     metric: str
@@ -98,7 +98,7 @@ class Power:
 
 @dataclass(frozen=True)
 class Claim:
-    """A falsifier, its verdict on every trial it speaks of, and on the study."""
+    """A falsifier, its verdict on every trial of its arms, and on the study."""
 
     falsifier: Falsifier
     verdicts: tuple[Verdict, ...]
@@ -111,7 +111,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything the page says that had to be computed."""
+    """All computed content of the page."""
 
     arms: tuple[ArmResult, ...]
     effects: tuple[Effect, ...]
@@ -122,16 +122,16 @@ class Findings:
     matched: tuple[MatchedKL, ...]
     alarms: tuple[ArmAlarm, ...]
     search: SearchResult | None
-    """What a search tried, apart from what was confirmed."""
+    """The trials of a search, kept apart from the confirmed arms."""
     recommendation: Recommendation | None
-    """What to use."""
+    """The setting to use."""
     hypotheses: tuple[Judgement, ...]
     crossings: tuple[Crossed, ...]
     """Pairs of crossed knobs, on the objective."""
     peaks: tuple[ArmPeak, ...]
-    """How high gold rose along training, where it was recorded."""
+    """The highest gold along training, where it was recorded."""
     health: tuple[ArmHealth, ...]
-    """Of every arm with a trial whose series could be judged."""
+    """Health of every arm with a trial whose series could be judged."""
 
     def arm(self, name: str) -> ArmResult:
         return next(result for result in self.arms if result.arm == name)

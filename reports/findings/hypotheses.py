@@ -27,22 +27,22 @@ class HypothesisStep:
     weights: Weights
     estimate: Estimate | None
     holds: bool
-    """Whether the estimate is as expected."""
+    """True where the estimate is as expected."""
     p: float | None
-    """Of the opposite (`contrast.against`)."""
+    """p-value of the opposite (`contrast.against`)."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the records say of one hypothesis."""
+    """The judgement of one hypothesis by the records."""
 
     hypothesis: Hypothesis
     steps: tuple[HypothesisStep, ...]
     outcome: Outcome
     p: float | None
-    """Of the opposite of what the estimates show (`contrast.conjunction`)."""
+    """p-value of the opposite of what the estimates show (`contrast.conjunction`)."""
     reason: str
-    """Why it was not tested or decided, in words; empty otherwise."""
+    """Reason why it was not tested or decided, in words; empty otherwise."""
     p_holm: float | None = None
     """`p`, corrected over all hypotheses of the study."""
 

@@ -17,7 +17,7 @@ from reports.statistics.two_level import Array, Estimate, Outcome
 from studies.definition.design import Cell
 
 FIXED_BETA = "fixed beta"
-"""What the arms that differ from the baseline in a fixed beta alone are called together."""
+"""Name of the method whose arms differ from the baseline in a fixed beta alone."""
 KL, ENDED_KL = "eval/kl_per_sequence", "objective/kl"
 GOLD, ENDED_GOLD, ENDED_PROXY = "eval/gold", "objective/gold", "objective/scores"
 PLACES = 25
@@ -35,17 +35,17 @@ class MatchedKL:
     metric: str
     arm: str
     method: str
-    """Of the baseline."""
+    """The baseline's method."""
     kl: Estimate
     """Nats per sequence at which the arm ends, on the compared seeds; on all seeds where there is no comparison."""
     seeds: int
     """Planned ones."""
     arms: tuple[str, ...]
-    """Of the method, without `collapsed`, in ascending order of the KL at which they end."""
+    """Arms of the method, without `collapsed`, in ascending order of the KL at which they end."""
     collapsed: tuple[str, ...]
     """Arms of the method that are shown to be worse than the reference: no points of the curve."""
     reason: Reason
-    """Why there is no comparison; empty where there is one."""
+    """Reason why there is no comparison; empty where there is one."""
     left: dict[int, Left] = field(default_factory=dict)
     """Planned seed -> why it is not compared."""
     between: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class MatchedKL:
 
     @property
     def left_by_reason(self) -> dict[Left, int]:
-        """How many planned seeds are not compared, by reason."""
+        """Count the planned seeds that are not compared, by reason."""
         counts = Counter(self.left.values())
         order: tuple[Left, ...] = ("not evaluated", "below", "beyond", "far apart", "few arms")
         return {why: counts[why] for why in order if counts[why]}
@@ -91,7 +91,7 @@ class SeedCurve:
 
 @dataclass(frozen=True)
 class Ends:
-    """Where trials ended: on the prompts that all of them answered, or P = 1 of what exists once per trial."""
+    """The ends of trials: on the prompts that all of them answered, or P = 1 where a metric exists once per trial."""
 
     trials: dict[tuple[str, int], tuple[Array, Array]]
     """(arm, seed) -> KL and metric, (P,) each."""
@@ -127,12 +127,12 @@ def base_method(records: StudyRecords) -> tuple[str, tuple[str, ...]]:
 
 
 def only_ends(records: StudyRecords) -> bool:
-    """Whether no trial was evaluated, so that the ends of the series of imported logs stand for it."""
+    """Return whether no trial was evaluated, so that the ends of the series of imported logs stand for it."""
     return KL not in records.trials.columns
 
 
 def metrics(records: StudyRecords) -> list[str]:
-    """What is compared: the objective unless it is a KL itself, and the gold reward, or its like of imported trials."""
+    """Metrics to compare: the objective unless it is a KL, and the gold reward, or its like of imported trials."""
     others = (ENDED_GOLD, ENDED_PROXY) if only_ends(records) else (GOLD,)
     recorded = [key for key in (records.study.objective.metric, *others) if key in records.trials.columns]
     return [key for key in dict.fromkeys(recorded) if "/kl" not in key]
@@ -248,9 +248,9 @@ def _arms(records: StudyRecords) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _collapsed(records: StudyRecords, arm: str) -> bool:
-    """Whether the 95 % interval of an arm's win rate, or of its gold reward where there is no win rate, lies below the
-    reference. Between such an arm and one at a smaller KL lies a maximum that no interpolation finds. It is judged over
-    seeds, so that no seed is chosen by its scores, and by an interval, so that noise does not drop an arm at a low KL.
+    """Return whether the 95 % interval of an arm's win rate, or else of its gold reward, lies below the reference.
+    Between such an arm and one at a smaller KL lies a maximum that no interpolation finds. It is judged over seeds, so
+    that no seed is chosen by its scores, and by an interval, so that noise does not drop an arm at a low KL.
     """
     found = ends(records, _WIN_RATE if _WIN_RATE in records.trials.columns else GOLD, [arm])
     apart = [values - found.reference[seed] for (_, seed), (_, values) in found.trials.items() if found.reference]

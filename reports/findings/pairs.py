@@ -1,4 +1,4 @@
-"""What arms share: the same metric on the same seeds and prompts, ready to be compared."""
+"""Data that arms share: the same metric on the same seeds and prompts, ready to be compared."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LIKED = 0.7
 SMALLEST = {"eval/win_rate": 0.05, "eval/win_rate_proxy": 0.05}
 """Smallest differences that matter, where the study gives none: five points of win rate."""
 SMALL_EFFECT = 0.2
-"""Of other metrics, in standard deviations of the baseline over prompts: what Cohen (1988) calls a small effect."""
+"""The same for other metrics, in standard deviations of the baseline over prompts: a small effect (Cohen, 1988)."""
 
 
 def parts(records: StudyRecords) -> list[str]:
@@ -42,12 +42,12 @@ def per_prompt(records: StudyRecords, metric: str) -> tuple[str, str | None] | N
 
 
 def once(records: StudyRecords, metric: str) -> bool:
-    """Whether a metric exists once per trial, so that only seeds can tell arms apart."""
+    """Return whether a metric exists once per trial, so that only seeds can distinguish arms."""
     return per_prompt(records, metric) is None
 
 
 def maximized(records: StudyRecords, metric: str) -> bool:
-    """Whether more of a metric is better."""
+    """Return whether more of a metric is better."""
     objective = records.study.objective
     return (objective.direction if metric == objective.metric else METRICS[metric].direction) != "minimize"
 
@@ -80,7 +80,7 @@ class Shared:
         return dict(zip(self.seeds, map(float, (first - second).mean(1)), strict=True))
 
     def moments(self) -> Moments:
-        """What the effect's interval is made of."""
+        """Moments from which the effect's interval is computed."""
         return two_level.contrast(*self.lines())
 
 

@@ -1,4 +1,4 @@
-"""Which setting a study speaks for: the best arm within its constraints, what it costs, and how bad a seed can be."""
+"""The setting that a study recommends: the best arm within its constraints, its cost, and how bad a seed can be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 ONE_IN = 10
 """A new seed in so many is expected to be worse than `Recommendation.bad_seed`."""
 LEAST_SEEDS = 3
-"""With fewer, seeds do not tell what to expect of the next one."""
+"""Fewest seeds that allow a prediction of the next one."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Recommendation:
 
     @property
     def named(self) -> bool:
-        """Whether it is called the best setting: it is better than some other arm, or the only one to choose."""
+        """True where it is called the best setting: it is better than some other arm, or the only one to choose."""
         return self.compared == 1 or len(self.rivals) < self.compared - 1
 
 

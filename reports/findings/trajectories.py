@@ -19,7 +19,7 @@ from studies.claims.symptoms import ArmHealth, by_arm
 
 GOLD = "objective/gold"
 REWARDS = (GOLD, "objective/scores")
-"""What the judge says, and what was trained on."""
+"""The judge's score, and the reward that was trained on."""
 KL = "objective/kl"
 EXACT = "objective/kl_exact_per_token"
 LENGTH = "objective/length"
@@ -29,7 +29,7 @@ Paths = dict[tuple[str, int], DriftPath]
 
 @dataclass(frozen=True)
 class ArmAlarm:
-    """In how many trials of an arm gold turned down while the proxy went on rising, and at which KL."""
+    """Trials of an arm whose gold turned down while the proxy went on rising, and the KL at which it did."""
 
     arm: str
     alarms: dict[int, Alarm]
@@ -53,13 +53,13 @@ def paths(records: StudyRecords) -> Paths:
 
 
 def kl_source(records: StudyRecords) -> str:
-    """How the KL of the trajectories was measured, for captions."""
+    """The measure of the KL of the trajectories, for captions."""
     exact = {EXACT, LENGTH} <= set(records.curves.columns) and bool(records.curves[EXACT].notna().any())
     return "exact KL per token × tokens" if exact else "k1 estimate"
 
 
 def alarms(records: StudyRecords) -> tuple[ArmAlarm, ...]:
-    """Where over-optimisation began in each arm; at most 5 % of studies without a trend raise any alarm."""
+    """Find where over-optimisation began in each arm; at most 5 % of studies without a trend raise any alarm."""
     trials: dict[str, dict[int, Updates]] = {arm: {} for arm in records.arms}
     for (arm, seed), frame in trajectories(records).items():
         if {*REWARDS} <= set(frame.columns):
@@ -128,7 +128,7 @@ class ArmPeak:
 
 
 def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
-    """Of every arm whose trials recorded the gold reward often enough."""
+    """Peaks of every arm whose trials recorded the gold reward often enough."""
     found: dict[str, dict[int, Peak]] = {}
     for (arm, number), frame in trajectories(records).items():
         if GOLD in frame.columns:
@@ -153,7 +153,7 @@ def _over_seeds(trials: dict[int, Peak], key: str) -> Estimate:
 
 
 def healths(records: StudyRecords) -> tuple[ArmHealth, ...]:
-    """Arms with a trial that could be judged; a failed trial is going to run again and says nothing."""
+    """Arms with a trial that could be judged; a failed trial is going to run again and does not count."""
     series = {(key, arm): records.series(arm, key) for key in BANDS for arm in records.arms}
     trials: dict[tuple[str, int], Health] = {}
     for (arm, seed), record in sorted(

@@ -1,1 +1,1 @@
-"""From findings, figures and tables to pages."""
+"""Pages from findings, figures and tables."""

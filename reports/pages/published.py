@@ -35,7 +35,7 @@ _NOT_IMPORTED = {
     "name", "source", "profile", "arms", "grid", "factors", "interactions", "search", "vary", "confirm", "confirms",
     "figures",
 }  # fmt: skip
-"""Keys of a study that say how trials are run."""
+"""Keys of a study about how trials are run."""
 
 
 def publish(folder: StudyFolder, study: Study, root: Path) -> Path:

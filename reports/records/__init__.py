@@ -1,1 +1,1 @@
-"""What a study left behind, read, checked and tidied."""
+"""The records of a study, read, checked and tidied."""

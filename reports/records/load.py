@@ -45,13 +45,13 @@ class StudyRecords:
     """One study on one profile, as recorded."""
 
     study: Study
-    """As compared: of a search, its confirmation (`studies.definition.search`)."""
+    """The study as compared: of a search, its confirmation (`studies.definition.search`)."""
     profile: str
     folder: StudyFolder
     started: dict[str, Any]
     """study.json as the driver wrote it."""
     plan: tuple[Planned, ...]
-    """What the design gives now, seed by seed."""
+    """Trials that the design gives now, seed by seed."""
     records: dict[tuple[str, int], TrialRecord]
     trials: pd.DataFrame
     """One row per planned cell: arm, seed, status (a record's, or `missing` or `stale`), reason, steps, planned_steps,
@@ -69,9 +69,9 @@ class StudyRecords:
     upstream: tuple[dict[str, Any], ...]
     """stage, key, path, trials that used it, and its summary."""
     notes: tuple[str, ...]
-    """What a reader has to know before trusting the page."""
+    """Warnings that a reader needs before trusting the page."""
     standing: Standing
-    """Which claims were registered before the data."""
+    """Registration of each claim, before or after the data."""
 
     @property
     def arms(self) -> list[str]:
@@ -215,20 +215,19 @@ class StudyRecords:
 
     @cached_property
     def _rows(self) -> dict[tuple[str, int], NDArray[np.intp]]:
-        """The rows of each trial in `curves`: looked for once, since every figure asks for every arm."""
+        """The rows of each trial in `curves`: looked for once, since every figure needs every arm."""
         groups: Mapping[Any, Any] = self.curves.groupby(["arm", "seed"], sort=False).indices
         return {(str(arm), int(seed)): np.asarray(rows, dtype=np.intp) for (arm, seed), rows in groups.items()}
 
     @cached_property
     def _of_seed(self) -> dict[tuple[str, int], pd.DataFrame]:
-        """The rows of each arm and seed under their prompts: grouped once, since every estimate asks for some of
-        them."""
+        """The rows of each arm and seed under their prompts: grouped once, since every estimate needs some of them."""
         groups: Iterable[tuple[Any, pd.DataFrame]] = self.prompts.groupby(["arm", "seed"], sort=False)
         return {(str(arm), int(seed)): rows.set_index("prompt_id") for (arm, seed), rows in groups}
 
 
 def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:
-    """The study as its YAML says now, and its folder; `profile` replaces the study's own.
+    """Find the study as its YAML is now, and its folder; `profile` replaces the study's own.
 
     Raises `UserError` when there is no such study, or when it has never been run on that profile.
     """
@@ -310,7 +309,7 @@ def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]
     for record in folder.records():
         if (record.arm, record.seed) in expected:
             records[record.arm, record.seed] = record
-        elif not record.arm.startswith(SEARCH):  # the page speaks of a search from its own file
+        elif not record.arm.startswith(SEARCH):  # the page describes a search from its own file
             notes.append(
                 f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out."
             )

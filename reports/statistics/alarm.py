@@ -1,4 +1,4 @@
-"""Where over-optimisation begins: gold turns down for good while the proxy goes on rising, beyond what noise can do.
+"""The start of over-optimisation: gold turns down for good while the proxy goes on rising, beyond what noise can do.
 
 Pure functions over the trajectories of a study. KL is in nats per sequence.
 """
@@ -25,7 +25,7 @@ NULLS = ((1.0, 0.6), (0.3, 0.85))
 """Noise that the alarm has to withstand: the share of its variance that is correlated, and that part's correlation
 from record to record. The second is white noise on a policy that wanders slowly, as real trials look."""
 STUDIES = 4_000
-"""Simulated studies; fewer of many arms, of which each tells as much."""
+"""Simulated studies; fewer with many arms, to bound the work."""
 _FEWEST_STUDIES, _MOST_ARMS = 1_000, 80_000
 _RNG_SEED = 20_170_720
 _LONGEST = 512
@@ -34,7 +34,7 @@ _LONGEST = 512
 
 @dataclass(frozen=True)
 class Updates:
-    """What one trial recorded at its updates; shapes (N,), in any order."""
+    """Records of one trial at its updates; shapes (N,), in any order."""
 
     steps: Array
     kl: Array
@@ -44,7 +44,7 @@ class Updates:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Where over-optimisation began in one trial: gold turned down while the proxy went on rising."""
+    """The start of over-optimisation in one trial: gold turned down while the proxy went on rising."""
 
     step: float
     """Gradient step of the highest gold."""
@@ -55,8 +55,8 @@ class Alarm:
 
 
 def alarms(arms: Sequence[Sequence[Updates]], level: float = FALSE_ALARMS) -> list[list[Alarm | None]]:
-    """For every trial of every arm where gold turned down while the proxy still rose; None without a fall that stands
-    out from the noise.
+    """Find where gold turned down while the proxy still rose, for every trial of every arm; None without a fall that
+    stands out from the noise.
 
     Each series is cut into `BLOCKS` blocks of equal length, and the fall from its highest block mean to a later one is
     divided by the noise of a block mean. The noise comes from second differences of neighbouring block means, which a
@@ -91,7 +91,7 @@ def critical_fall(shape: tuple[tuple[int, ...], ...], level: float = FALSE_ALARM
 
 
 def _largest_falls(shape: tuple[tuple[int, ...], ...], null: tuple[float, float]) -> Array:
-    """Of each simulated study: (R,), R at most `STUDIES`."""
+    """Draw the largest fall of each simulated study: (R,), R at most `STUDIES`."""
     rng = np.random.default_rng(_RNG_SEED)
     studies = max(_FEWEST_STUDIES, min(STUDIES, _MOST_ARMS // len(shape)))
     largest: Array = np.zeros(studies)
@@ -128,7 +128,7 @@ def _variance(means: Array) -> Array:
 
 
 def _largest_fall(means: Array) -> Array:
-    """From the highest mean to the lowest one after it; shapes (..., B) and (...)."""
+    """Return the fall from the highest mean to the lowest one after it; shapes (..., B) and (...)."""
     lowest_after = np.minimum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
     highest = means.argmax(-1)
     result: Array = means.max(-1) - np.take_along_axis(lowest_after, highest[..., None], axis=-1)[..., 0]

@@ -19,7 +19,7 @@ from reports.statistics.two_level import Array, Estimate, equivalence_p
 Expected = Literal["higher", "lower", "equal"]
 Judged = Literal["SUPPORTED", "REFUTED", "UNDECIDED"]
 Test = tuple[bool, float | None]
-"""Whether the estimate is as expected, and the p-value of the opposite; None where it cannot be tested."""
+"""True where the estimate is as expected, and the p-value of the opposite; None where it cannot be tested."""
 
 
 def combine(weights: Sequence[float], tables: Sequence[tuple[Array, Array | None]]) -> Array:

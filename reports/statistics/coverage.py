@@ -1,4 +1,4 @@
-"""How often intervals and verdicts were right in simulation: the tables that `make coverage` wrote, read back."""
+"""Shares of right intervals and verdicts in simulation: the tables that `make coverage` wrote, read back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Family:
     prompts: int
     replicates: int
     uncorrected: float
-    """By the same tests, each as a family of its own."""
+    """Share by the same tests, each as a family of its own."""
     corrected: float
 
 

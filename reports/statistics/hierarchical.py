@@ -41,7 +41,7 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Moments:
-    """What tables say of their means, in the unit of the tables: shapes (...) of tables (..., S, P)."""
+    """Statistics of tables' means, in the unit of the tables: shapes (...) of tables (..., S, P)."""
 
     seeds: int
     mean: Array

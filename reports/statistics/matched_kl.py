@@ -1,4 +1,4 @@
-"""What one method reaches at a given KL on one seed, between the KLs at which its arms end; pure functions.
+"""The score of one method at a given KL on one seed, between the KLs at which its arms end; pure functions.
 
 An arm that ends at a KL of its own is compared with the arms of another method that end below and above it. Points on
 the way of a training do not serve: a policy that is passing through a KL has not had the time to use it.
@@ -31,8 +31,8 @@ _STEP = 1e-5
 
 
 def refusal(ends: Array, at: float, reference: bool) -> Refusal:
-    """Why the curve through arms that end at these KLs, (K,) ascending, has no value at the KL `at`; empty where it
-    has one. `reference`: whether the score of the reference, at a KL of 0, is known."""
+    """Return why the curve through arms that end at these KLs, (K,) ascending, has no value at the KL `at`; empty where
+    it has one. `reference`: whether the score of the reference, at a KL of 0, is known."""
     points = np.append(0.0, ends) if reference else ends
     if len(ends) < 2 or len(points) < LEAST or not (np.diff(points) > _APART * points[-1]).all():
         return "few arms"
@@ -43,7 +43,7 @@ def refusal(ends: Array, at: float, reference: bool) -> Refusal:
 
 
 def enough(compared: int, seeds: int) -> bool:
-    """Whether so many comparable seeds suffice for an arm of `seeds` planned seeds."""
+    """Return whether so many comparable seeds suffice for an arm of `seeds` planned seeds."""
     return compared >= max(LEAST_SEEDS, seeds / 2)
 
 
@@ -96,7 +96,7 @@ def interpolate(kl: Array, values: Array, at: float) -> float:
 
 
 def _slopes(gaps: Array, chords: Array) -> Array:
-    """Of the cubic at every point; shapes (K - 1,) and (K,)."""
+    """Slopes of the cubic at every point; shapes (K - 1,) and (K,)."""
     if len(gaps) == 1:
         return np.repeat(chords, 2)
     first, second = 2 * gaps[1:] + gaps[:-1], gaps[1:] + 2 * gaps[:-1]
@@ -109,7 +109,7 @@ def _slopes(gaps: Array, chords: Array) -> Array:
 
 
 def _end_slope(gap: float, next_gap: float, chord: float, next_chord: float) -> float:
-    """Of the parabola through the last three points, cut so that the curve stays monotone."""
+    """Slope of the parabola through the last three points, cut so that the curve stays monotone."""
     slope = ((2 * gap + next_gap) * chord - gap * next_chord) / (gap + next_gap)
     if slope * chord <= 0:
         return 0.0

@@ -1,5 +1,5 @@
-"""What a design could have found: the minimum detectable effect, and how many seeds a given effect takes. Pure
-functions; the test is the one of the reports, `reports.statistics.two_level.two_level_p`."""
+"""Power of a design: the minimum detectable effect, and how many seeds a given effect takes. Pure functions; the test
+is the one of the reports, `reports.statistics.two_level.two_level_p`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 POWER = 0.8
 MOST_SEEDS = 1_000
 _TOLERANCE = 1e-6
-"""Of the shift, relative: no table shows so many digits."""
+"""Relative tolerance of the shift: no table shows so many digits."""
 _QUANTILES = (np.arange(40) + 0.5) / 40
 
 
@@ -51,7 +51,7 @@ def detectable(given: Moments, alpha: float = ALPHA, power: float = POWER) -> fl
 def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
     """Seeds with which a true difference of `target` is found with probability `power`, on as many prompts.
 
-    `given`: moments of a table of paired differences; None with one seed, which does not tell how seeds differ, and
+    `given`: moments of a table of paired differences; None with one seed, which does not show how seeds differ, and
     where not even `MOST_SEEDS` are enough on so few prompts. With few seeds the answer is itself uncertain: with 3 the
     variance between seeds is known to within a factor of about 6 either way.
     """

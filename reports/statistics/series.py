@@ -29,7 +29,7 @@ class Aligned:
 
     @property
     def whole(self) -> NDArray[np.bool_]:
-        """(G,) where all series are running: only there does a mean over them speak of the same seeds throughout."""
+        """(G,) where all series are running: only there does a mean over them cover the same seeds throughout."""
         return np.asarray(np.isfinite(self.values).all(axis=0), dtype=np.bool_)
 
     @property
@@ -149,14 +149,14 @@ def running_mean(rows: Array, window: int) -> Array:
 
 
 BLOCKS = 16
-"""At most; a block is a mean over successive records."""
+"""Most blocks; a block is a mean over successive records."""
 LEAST = 4
 """Records in a block: two in either half."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Where one trial's curve was highest, how high, and how far it fell from there to the last block."""
+    """The highest point of one trial's curve: its place, its height, and the fall from there to the last block."""
 
     root_kl: float
     """Square root of the KL, nats per sequence."""

@@ -28,7 +28,7 @@ Outcome = Literal["better", "worse", "equivalent", "undecided", "not estimable"]
 LEVEL = 0.95
 ALPHA = 0.05
 _ROUNDING = 1e-12
-"""Of the value: a table that varies by less does not vary."""
+"""Share of the value: a table that varies by less does not vary."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Estimate:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether there is an interval and 0 lies outside of it."""
+        """True where there is an interval and 0 lies outside of it."""
         return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
 
 
@@ -152,7 +152,7 @@ def over_seeds(values: Sequence[float]) -> Estimate:
 def two_level_p(effect: Estimate) -> float | None:
     """Two-sided p-value of no effect: the probability of a deviation from the truth as large as the effect.
 
-    It speaks of new seeds *and* new prompts, and is below 1 - level where the interval of that level excludes 0.
+    It holds for new seeds *and* new prompts, and is below 1 - level where the interval of that level excludes 0.
     None without a distribution behind the interval; 1 for no difference at all.
     """
     if effect.se == 0.0 and effect.value != 0.0:
@@ -221,10 +221,10 @@ class Tested:
     """The tests of one effect, corrected over its family, and their verdict."""
 
     p: float | None
-    """Of no effect, uncorrected (`two_level_p`)."""
+    """p-value of no effect, uncorrected (`two_level_p`)."""
     p_holm: float | None
     p_equivalence: float | None
-    """Of an effect of at least the smallest size that matters (`equivalence_p`), Holm-corrected; None without one."""
+    """p-value of an effect large enough to matter (`equivalence_p`), Holm-corrected; None without a smallest size."""
     outcome: Outcome
 
 

@@ -1,4 +1,4 @@
-"""What a table is, and its forms: Markdown and LaTeX for people, CSV with full precision for programs."""
+"""Tables and their forms: Markdown and LaTeX for people, CSV with full precision for programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Head:
 
 @dataclass(frozen=True)
 class TableCell:
-    """What one cell says: a main text and a smaller line under it."""
+    """The content of one cell: a main text and a smaller line under it."""
 
     text: str
     detail: str = ""

@@ -1,1 +1,1 @@
-"""Every sentence that a reader of a report sees."""
+"""Every sentence of a report."""

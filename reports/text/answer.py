@@ -20,7 +20,7 @@ from reports.text.say import say
 from reports.text.words import knob
 
 FEW = 3
-"""Up to so many seeds the page says first how far its intervals can be trusted."""
+"""Most seeds for which the page states first how far its intervals can be trusted."""
 DRIFT = ("eval/kl_per_token", "objective/kl_exact_per_token", "objective/kl_per_token", "objective/kl")
 """Drift of a setting: the first of these that was measured."""
 
@@ -30,7 +30,7 @@ class Answer:
     """The head of the page."""
 
     use: str
-    """What to use, at which cost and risk; empty where there is nothing to choose between."""
+    """The setting to use, its cost and risk; empty where there is nothing to choose between."""
     sentence: str
     """The answer to the question on the study's objective: effects, intervals, n."""
     crossing: str

@@ -32,20 +32,19 @@ def not_compared(row: MatchedKL) -> str:
 
 
 def left_out(row: MatchedKL) -> str:
-    """How many planned seeds of an arm are not compared, and why; empty where all are."""
+    """State how many planned seeds of an arm are not compared, and why; empty where all are."""
     return say("drift", "left_out", row)
 
 
 def health_sentence(arms: Sequence[ArmHealth]) -> str:
-    """How many trials left a healthy band or diverged, and of which arms; empty where none was judged."""
+    """State how many trials left a healthy band or diverged, and of which arms; empty where none was judged."""
     unhealthy = [(one, len(one.unhealthy)) for one in arms if one.unhealthy]
     diverged = [(one, len(one.diverged)) for one in arms if one.diverged]
     return say("health", "health", sum(one.judged for one in arms), unhealthy, diverged)
 
 
 def what_varies(records: StudyRecords) -> str:
-    """What each seed draws anew and what all share; empty for trials that other programs ran, of which this is not
-    known."""
+    """List what each seed draws anew and what all share; empty for other programs' trials, where this is not known."""
     config = _config(records)
     if config is None:
         return ""
@@ -60,7 +59,7 @@ def what_varies(records: StudyRecords) -> str:
 
 
 def varies_training_alone(records: StudyRecords) -> bool:
-    """Whether seeds vary the training alone, although a reward model or a reference was trained."""
+    """Return whether seeds vary the training alone, although a reward model or a reference was trained."""
     config = _config(records)
     return config is not None and not acting(config, records.study.vary) and bool(acting(config, tuple(WORDS)))
 

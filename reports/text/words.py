@@ -22,11 +22,11 @@ _OF_MEMBER = {
     "eval/gold_reference": "score by {}, reference",
     "objective/gold": "score by {} in training",
 }
-"""What the members of a family are called, by the name that the user gave them."""
+"""Names of the members of a family, around the name that the user gave them."""
 
 
 def name(key: str) -> str:
-    """What a metric of the evaluation is called in running text."""
+    """The name of a metric of the evaluation in running text."""
     family, _, member = key.rpartition("/")
     return _NAMES.get(key) or _OF_MEMBER.get(family, "{}").format(member if family in _OF_MEMBER else key)
 

@@ -1,1 +1,1 @@
-"""What a study claims, when that was written down, and what its records say of it."""
+"""The claims of a study: their registration, and the verdicts of its records."""

@@ -25,7 +25,7 @@ _NO_PART = {
     "question", "hypothesis", "refuted_if", "hypotheses", "falsifiers", "study", "profile", "confirms", "objective",
     "baseline", "arms", "source",
 }  # fmt: skip
-"""What is no part of every claim; seeds, what they vary and --set are."""
+"""Keys of the content outside every claim; seeds, what they vary and --set belong to each claim."""
 _MOST = 60
 """Characters of a value in a difference."""
 Content = Mapping[str, Any]
@@ -33,7 +33,7 @@ Content = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Badge:
-    """What can be said of one claim; `differences` are ``what: was -> is``."""
+    """The registration state of one claim; `differences` are ``key: was -> is``."""
 
     state: State
     text: str
@@ -48,7 +48,7 @@ class Standing:
     """The badges of a study as its file is now."""
 
     hypothesis: Badge
-    """Of the sentences `hypothesis` and `refuted_if`, or of the study where it has none."""
+    """Badge of the sentences `hypothesis` and `refuted_if`, or of the study where it has none."""
     hypotheses: dict[str, Badge]
     falsifiers: dict[str, Badge]
     withdrawn: tuple[str, ...]
@@ -56,12 +56,12 @@ class Standing:
     lines: tuple[Line, ...]
 
     def badges(self) -> dict[str, Badge]:
-        """Of every hypothesis and falsifier, by its name; no two have the same."""
+        """Badges of every hypothesis and falsifier by name; no two have the same name."""
         return {**self.hypotheses, **self.falsifiers}
 
     @property
     def digest(self) -> str:
-        """Of the chain's last line; empty without a chain."""
+        """Digest of the chain's last line; empty without a chain."""
         return self.lines[-1].digest if self.lines else ""
 
 
@@ -88,7 +88,7 @@ def standing(study: Study, folder: StudyFolder, profile: str, overrides: Mapping
 
 @dataclass(frozen=True)
 class _Claims:
-    """What is known of a study's claims: the chain, the file now, how many trials have ended, and their records."""
+    """The data that badges are made from: the chain, the file now, how many trials have ended, and their records."""
 
     lines: Sequence[Line]
     now: Content
@@ -101,7 +101,7 @@ class _Claims:
         return next((line for line in reversed(self.lines) if line.ended == 0), None)
 
     def badge(self, kind: str, name: str) -> Badge:
-        """Of one claim."""
+        """Return the badge of one claim."""
         if not self.lines and self.count:
             return Badge("exploratory", "exploratory (run before registration existed)")
         if not self.lines:
@@ -139,8 +139,7 @@ class _Claims:
         return found
 
     def _same(self, line: Line, kind: str, name: str) -> bool:
-        """Whether a claim was then what it is now on the arms that the study had; arms that came later change no
-        claim."""
+        """Return whether a claim was then as it is now on the arms that the study had; later arms change no claim."""
         concerned = {*_arms(line.content, kind, name), *_arms(self.now, kind, name)}
         arms = [arm for arm in line.content["arms"] if arm in concerned]
         then = _own(line.content, kind, name), _some(line.content["arms"], arms)
@@ -156,8 +155,8 @@ class _Claims:
         return f"after {count} {'trial' if count == 1 else 'trials'}"
 
     def _of_unchanged(self, first: Line, kind: str, name: str) -> Badge:
-        """Of a claim that is what it was before a trial of the study ended: late are the trials that had ended, here or
-        in another study, before the line that registered the claim on their arm."""
+        """Return the badge of a claim unchanged since before a trial of the study ended: late are the trials that had
+        ended, here or in another study, before the line that registered the claim on their arm."""
         same = [self._same(line, kind, name) for line in self.lines]
         start = self.lines.index(first)
         while start and same[start - 1]:  # what was changed meanwhile is registered from when it was changed back
@@ -165,26 +164,26 @@ class _Claims:
         held = [line for line, kept in zip(self.lines[start:], same[start:], strict=True) if kept]
         arms = _arms(self.now, kind, name)
         own = [one for one in self.trials if one.arm in arms or (kind == SENTENCE and one.arm.startswith(CONFIRM))]
-        late = sum(_is_late(one, next((line for line in held if _knows(line, one.arm)), None)) for one in own)
+        late = sum(_is_late(one, next((line for line in held if _has_arm(line, one.arm)), None)) for one in own)
         if late:
             when = "part of the data" if late < len(own) else "the data"
             had = f"{late} of {len(own)} {'trial' if len(own) == 1 else 'trials'} had finished"
             return Badge("late", f"registered after {when} ({had})")
-        added = [arm for arm in arms if not _knows(first, arm)]
+        added = [arm for arm in arms if not _has_arm(first, arm)]
         notes = [f"{'arms' if len(added) > 1 else 'arm'} {', '.join(added)} added later"] if added else []
         return Badge("registered", "registered before the data", tuple(notes))
 
 
 def _is_late(trial: TrialRecord, line: Line | None) -> bool:
-    """Whether a trial's own stages had finished by the time a line was written. The training of a trial without a
-    gradient step is no result."""
+    """Return whether a trial's own stages had finished by the time a line was written. The training of a trial without
+    a gradient step is no result."""
     ends = [trial.stages[stage].finished for stage in ("train", "evaluate") if stage in trial.stages]
     known = [end or trial.finished for end in (ends if trial.steps else ends[-1:])]
     return bool(known) and (line is None or min(known) <= line.time)
 
 
-def _knows(line: Line, arm: str) -> bool:
-    """Whether an arm was part of the study, or of a search's confirmation, which a search names beforehand."""
+def _has_arm(line: Line, arm: str) -> bool:
+    """Return whether an arm was part of the study, or of a search's confirmation, which a search names beforehand."""
     return arm in line.content["arms"] or arm.startswith(CONFIRM)
 
 

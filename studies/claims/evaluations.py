@@ -22,10 +22,10 @@ from studies.definition.falsifier import Falsifier
 
 Array = NDArray[np.float64]
 ACCURACY = "eval/preference_accuracy"
-"""The rate of which a prompt says nothing where the judge decides none of its pairs."""
+"""A rate that is undefined on a prompt where the judge decides none of its pairs."""
 RATES = ("eval/win_rate", "eval/win_rate_proxy", ACCURACY, "eval/tie_rate", "eval/eos_rate", "eval/fault_rate")
 FEWEST = 2
-"""Prompts that an interval needs; those that say nothing of the metric do not count."""
+"""Fewest prompts for an interval; prompts without a value of the metric do not count."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class Outcomes:
     """Numbers of the prompts, each once."""
     top: Array
     bottom: Array
-    """The metric is the sum of `top` over the sum of `bottom`, which is 1 where it is a mean, and 0 on a prompt that
-    says nothing of the metric."""
+    """The metric is the sum of `top` over the sum of `bottom`, which is 1 where it is a mean, and 0 on a prompt without
+    a value."""
 
     @property
     def observed(self) -> int:
-        """Prompts that say something of the metric."""
+        """Number of prompts with a value of the metric."""
         return int((self.bottom > 0).sum())
 
     def at(self, prompts: NDArray[np.int64]) -> Outcomes:
-        """Of these prompts alone, in their order; all of them have to be there."""
+        """Return the outcomes of these prompts alone, in their order; all of them have to be there."""
         order = np.argsort(self.prompts)
         rows = order[np.searchsorted(self.prompts[order], prompts)]
         return Outcomes(self.prompts[rows], self.top[rows], self.bottom[rows])
@@ -65,11 +65,11 @@ class Evaluation:
     value: float
     """The metric, from the record."""
     outcomes: Outcomes | None = None
-    """Where the claim has a `bound`."""
+    """Outcomes by prompt, where the claim has a `bound`."""
     stated: tuple[float, float] | None = None
     """The interval that the record itself states: of win rates, whose draws of the reference it counts."""
     ended: str = ""
-    """How the trial ended before its time, in words; empty of a complete one."""
+    """Reason why the trial ended before its time, in words; empty for a complete one."""
 
 
 def interval(metric: str, outcomes: Outcomes) -> Interval:
@@ -82,7 +82,7 @@ def interval(metric: str, outcomes: Outcomes) -> Interval:
 
 
 def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
-    """``own - base`` with its 95 % interval, paired on the prompts that both have, and how many of these say something
+    """``own - base`` with its 95 % interval, paired on the prompts that both have, and how many of these have a value
     of the metric, on the side that has fewer; infinite ends with fewer than `FEWEST`."""
     shared = np.intersect1d(own.prompts, base.prompts)
     own, base = own.at(shared), base.at(shared)
@@ -109,9 +109,9 @@ def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None)
         return replace(none, reason=": ".join([f"no {falsifier.noun} of {falsifier.metric} is defined", *both]))
     decides = value if ends is None else ends[falsifier.bound == "high"]
     refuted = OPERATORS[falsifier.op](decides, falsifier.threshold)
-    said = f"{falsifier.relative} {value:.4g}" if falsifier.relative else f"{value:.4g}"
+    text = f"{falsifier.relative} {value:.4g}" if falsifier.relative else f"{value:.4g}"
     if ends is not None:
-        said += f", 95 % interval {ends[0]:.4g} to {ends[1]:.4g} over {prompts} prompts"
+        text += f", 95 % interval {ends[0]:.4g} to {ends[1]:.4g} over {prompts} prompts"
     early = [own.ended, f"baseline: {base.ended}" if base is not None and base.ended else ""]
     return replace(
         none,
@@ -120,15 +120,15 @@ def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None)
         n=1,
         broken=int(refuted),
         interval=ends,
-        reason="; ".join([said, *both, *filter(None, early)]),
+        reason="; ".join([text, *both, *filter(None, early)]),
     )
 
 
 def _compared(
     falsifier: Falsifier, own: Evaluation, base: Evaluation | None
 ) -> tuple[float | None, tuple[float, float] | None, int]:
-    """The estimate, its interval where the claim has a `bound`, and the number of prompts of the interval that say
-    something of the metric."""
+    """The estimate, its interval where the claim has a `bound`, and the number of prompts of the interval with a value
+    of the metric."""
     if not falsifier.bound:
         return (own.value if base is None else relation(falsifier, own.value, base.value)), None, 0
     if own.outcomes is None or (base is not None and base.outcomes is None):

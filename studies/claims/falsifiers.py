@@ -1,4 +1,4 @@
-"""Verdicts: what a claim's falsifier says about a recorded series, alone or against the baseline's at the same step and
+"""Verdicts: a claim's falsifier applied to a recorded series, alone or against the baseline's at the same step and
 seed. Pure; reads no files. Claims on the evaluation are judged in `studies.claims.evaluations`.
 """
 
@@ -16,23 +16,23 @@ from studies.definition.falsifier import Falsifier
 Outcome = Literal["SURVIVED", "FALSIFIED", "NOT TESTED"]
 OUTCOMES: tuple[Outcome, ...] = ("FALSIFIED", "SURVIVED", "NOT TESTED")
 EXIT_CODES = {"SURVIVED": 0, "SUPPORTED": 0, "FALSIFIED": 1, "REFUTED": 1, "NOT TESTED": 3, "UNDECIDED": 3}
-"""Of falsifiers and hypotheses; of several outcomes the first of 1, 3 and 0 counts."""
+"""Exit codes of falsifiers and hypotheses; of several outcomes the first of 1, 3 and 0 counts."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one falsifier says about one trial, and on what evidence."""
+    """The verdict of one falsifier on one trial, and its evidence."""
 
     name: str
     arm: str
     seed: int
-    """Of the trial; `studies.claims.verdicts` fills both in."""
+    """Seed of the trial; `studies.claims.verdicts` fills both in."""
     outcome: Outcome
     step: int | None
     """Gradient step at which the claim fell; none for a mean or an evaluation, or when it did not fall."""
     value: float | None
-    """What was compared with the threshold and decided, in the claim's unit (`Falsifier.unit`): the value that broke
-    the claim, the mean, the evaluation, or else the threshold at which the claim would just have fallen."""
+    """The value that decided when compared with the threshold, in the claim's unit (`Falsifier.unit`): the value that
+    broke the claim, the mean, the evaluation, or else the threshold at which the claim would just have fallen."""
     n: int
     """Records that counted; of an evaluation 1."""
     reason: str
@@ -42,15 +42,15 @@ class Verdict:
     broken: int = 0
     """Records of `n` that lie beyond the threshold, whether or not that refutes the claim."""
     last_step: int | None = None
-    """Of the records that counted."""
+    """Last step of the records that counted."""
     run: str | None = None
     """Key of the artifact that the series or the evaluation is read from."""
     arm_value: float | None = None
-    """Of a claim relative to the baseline: the metric of this trial where `value` was found, or its mean."""
+    """The metric of this trial where `value` was found, or its mean; for a claim relative to the baseline."""
     baseline_value: float | None = None
     """The same of the baseline's trial, at the same step and seed."""
     interval: tuple[float, float] | None = None
-    """Of a claim with a `bound`: both ends of the 95 % interval over the prompts of this trial."""
+    """Ends of the 95 % interval over the prompts of this trial; for a claim with a `bound`."""
 
 
 @dataclass(frozen=True)
@@ -141,11 +141,11 @@ def compare(falsifier: Falsifier, own: Series, base: Series) -> Verdict:
     )
     steps, where = (list(compared), "on average") if mean else (steps, f"at step {steps[0]}")
     value, other = (sum(one[step] for step in steps) / len(steps) for one in (mine, theirs))
-    said = [verdict.reason, f"{against(value, other)} {where}" if decided is None else against(value, other)]
-    # Before the step that decided: a verdict on a running trial says what the one in the end says.
+    parts = [verdict.reason, f"{against(value, other)} {where}" if decided is None else against(value, other)]
+    # Before the step that decided: a verdict on a running trial equals the one in the end.
     out = sum(step not in compared and (decided is None or step < decided) for step in mine)
-    said += [f"left out: {out} record{'s' * (out > 1)} without a {falsifier.relative} to the baseline"] if out else []
-    return replace(verdict, reason="; ".join(said), arm_value=value, baseline_value=other)
+    parts += [f"left out: {out} record{'s' * (out > 1)} without a {falsifier.relative} to the baseline"] if out else []
+    return replace(verdict, reason="; ".join(parts), arm_value=value, baseline_value=other)
 
 
 def relation(falsifier: Falsifier, own: float, base: float) -> float | None:
@@ -206,7 +206,7 @@ def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float | None:
 
 
 def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float) -> str:
-    """How far a claim that survived was from falling."""
+    """Return how far a claim that survived was from falling."""
     if falsifier.consecutive > 1:
         beyond = [OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records]
         longest = max(sum(1 for _ in run) if broken else 0 for broken, run in groupby(beyond))

@@ -34,16 +34,16 @@ class Line:
     time: str
     """UTC, ISO 8601, to the microsecond."""
     commit: str
-    """Of the code that was going to run."""
+    """Commit of the code that was going to run."""
     ended: int
     """Trials that had left a record by then, whatever became of the records later."""
     content: dict[str, Any]
     digest: str
-    """Of this line and all before it; the file does not hold it."""
+    """Digest of this line and all before it; the file does not hold it."""
 
 
 def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """What is registered: question, hypotheses, claims with the arms that they speak of, design, seeds, settings.
+    """Return the content to register: question, hypotheses, claims with their arms, design, seeds, settings.
 
     Of a search these are the arms that are known beforehand; what it confirms is no change of the study.
     """
@@ -70,18 +70,18 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
     return plain
 
 
-def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, tell: Callable[[str], None]) -> str:
+def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, notify: Callable[[str], None]) -> str:
     """Append `content` where it differs from the last line; returns the digest of the last line.
 
-    The caller holds the start of the study, and no trial has begun. A damaged chain is set aside, and `tell` is called;
-    a new one begins, which knows how many trials had ended.
+    The caller holds the start of the study, and no trial has begun. A damaged chain is set aside and `notify`
+    called; a new one begins, with the number of trials that had ended.
     """
     path = folder.registration_file
     try:
         lines = read_chain(folder)
     except Damaged as error:
         lines, aside = [], f"set aside as {set_aside(path)}; " if path.exists() else ""
-        tell(f"{path} is damaged: {error.why}; {aside}claims are registered again, after the data that there are")
+        notify(f"{path} is damaged: {error.why}; {aside}claims are registered again, after the data that there are")
     if lines and lines[-1].content == content:
         return lines[-1].digest
     line = {
@@ -123,7 +123,7 @@ def ended(folder: StudyFolder, lines: Sequence[Line] = ()) -> int:
 
 
 def is_registered(study: Study) -> bool:
-    """Whether a study is registered at all: not where its trials had run before, nor a single trial without a file."""
+    """Return whether a study is registered: not where its trials had run before, nor a single trial without a file."""
     return study.kind != IMPORTED and bool(study.source)
 
 
@@ -133,5 +133,5 @@ def _head(folder: StudyFolder) -> str:
 
 
 def _digest(before: Sequence[Line], text: str) -> str:
-    """Of a line and all lines before it."""
+    """Digest of a line and all lines before it."""
     return hashlib.sha256(f"{before[-1].digest if before else ''}{text}".encode()).hexdigest()

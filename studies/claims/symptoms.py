@@ -1,4 +1,4 @@
-"""What the recorded series of a trial show of its health: from its files alone, without training and torch."""
+"""Health of a trial by its recorded series: read from its files alone, without training and torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def health_of(folder: StudyFolder, record: TrialRecord) -> Health:
     diverged = record.status == "diverged"
     try:
         return examine(_read(folder, record), dict(flatten(record.config)), diverged)
-    except (Damaged, Gone):  # who needs the series says so; a warning has nothing to add
+    except (Damaged, Gone):  # readers of the series report it; a warning adds nothing
         return Health((), (), diverged)
 
 

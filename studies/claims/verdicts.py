@@ -28,7 +28,7 @@ _STOPPED = {
 
 
 def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, missing_ok: bool = False) -> list[Verdict]:
-    """One verdict per falsifier, arm it speaks of, and seed, in that order.
+    """Return one verdict per falsifier, arm it applies to, and seed, in that order.
 
     A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
     Raises `Damaged` for a record or a series that is not what was written, and `Gone` for a series or an evaluation
@@ -77,7 +77,7 @@ def _gap(updates: Sequence[Record]) -> int | None:
 
 
 def of_record(study: Study, folder: StudyFolder, record: TrialRecord, plan: Sequence[Planned] = ()) -> list[Verdict]:
-    """What every falsifier that speaks of a trial's arm says about its record, whatever configuration it is of.
+    """Judge the record of a trial by every falsifier that applies to its arm, whatever configuration the record is of.
 
     What is relative to the baseline is judged against the baseline's trial in `plan`, once that has ended; it is NOT
     TESTED while results of the two are lost or damaged, since the study may be about to build them again. Of all other
@@ -105,7 +105,7 @@ def stages_read(falsifiers: Iterable[Falsifier]) -> list[str]:
 
 
 def claims_on(study: Study, arm: str) -> list[Falsifier]:
-    """The falsifiers that speak of an arm. None speaks of a search's trials: they look for what to claim."""
+    """The falsifiers that apply to an arm: none to a search's trials, which look for something to claim."""
     if study.search is not None and arm.startswith(SEARCH):
         return []
     return [falsifier for falsifier in study.falsifiers if falsifier.applies_to(arm, study.baseline)]
@@ -130,7 +130,7 @@ def _judge(
     record: TrialRecord,
     tolerated: type[Damaged] | tuple[()],
 ) -> Verdict:
-    """What a falsifier says about one record; the claim is NOT TESTED where `tolerated` is raised."""
+    """Judge one record by a falsifier; the claim is NOT TESTED where `tolerated` is raised."""
     try:
         judge_it = _of_evaluation if falsifier.evaluated else _of_series
         base = partner(study, folder, plan, record.seed) if falsifier.relative_to else None
@@ -163,7 +163,7 @@ def _of_evaluation(falsifier: Falsifier, folder: StudyFolder, record: TrialRecor
 
 
 def reads_prompts(falsifier: Falsifier) -> bool:
-    """Whether a claim needs the outcomes of single prompts."""
+    """Return whether a claim needs the outcomes of single prompts."""
     return falsifier.evaluated and falsifier.bound is not None
 
 

@@ -248,7 +248,7 @@ def falsify(
     found = _judge(folder, raw) if _judge and raw.hypotheses and started else {}
     outcome = overall(judged)
     if as_json:
-        said = {
+        content = {
             "study": chosen.name,
             "outcome": outcome,
             "verdicts": [asdict(verdict) for verdict in judged],
@@ -256,7 +256,7 @@ def falsify(
             "withdrawn": claims.withdrawn,
             **found,
         }
-        print(json.dumps(said, indent=2))
+        print(json.dumps(content, indent=2))
     else:
         console = terminal()
         print_hypotheses(console, claims, found)
@@ -356,8 +356,8 @@ def score(
     from studies.execution.score import score_file
 
     quiet_libraries()
-    tell = partial(say, terminal())
-    written = score_file(file, reward, to, Layout.at(out), judge, profile, label, tell)
+    notify = partial(say, terminal())
+    written = score_file(file, reward, to, Layout.at(out), judge, profile, label, notify)
     print(printable(f"Scored: {written}"))
 
 

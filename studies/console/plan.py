@@ -1,4 +1,4 @@
-"""What a study would run and how long it takes, what is cached and why, and what it would cost on a T4."""
+"""The plan of a study: trials to run and their time, cached stages with the reason, and the cost on a T4."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def print_plan(
     chosen = profile or study.profile
     folder = layout.study(study.name, chosen)
     folder.started()
-    folder.records()  # a damaged file is named before anything else is said
+    folder.records()  # report a damaged file before anything else is printed
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
     module, idle = importlib.import_module(trials), False
@@ -105,7 +105,7 @@ def runs(planned: Planned) -> tuple[Runs, Runs]:
 
 
 def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
-    """How many of all trials will run; `unknown`: those that a search has yet to propose."""
+    """Return how many of all trials will run; `unknown`: those that a search has yet to propose."""
     n = len({cell.label for _, cell in own}) + unknown
     again = " and ".join(dict.fromkeys(stage for stage, _ in shared))
     if not n and not shared:
@@ -114,7 +114,7 @@ def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
 
 
 def _time(own: Runs, shared: Runs, unknown: int, config: TrialConfig, timed: StageSeconds | None, profile: str) -> str:
-    """How long that takes, by earlier trials of the profile on this machine."""
+    """Estimate how long that takes, from earlier trials of the profile on this machine."""
     from studies.console.cli import default_jobs
 
     if timed is None:
@@ -130,7 +130,7 @@ def _time(own: Runs, shared: Runs, unknown: int, config: TrialConfig, timed: Sta
 
 
 def stage_table(planned: Planned) -> Table:
-    """What will run, and below it what is cached: one row per stage and reason."""
+    """Table of the stages that will run, and below them the cached ones: one row per stage and reason."""
     rows: dict[tuple[bool, str, str], tuple[list[str], dict[object, None]]] = {}
     for cell, stages in planned:
         own = own_stages(stage.stage for stage in stages)
@@ -156,8 +156,7 @@ def stage_table(planned: Planned) -> Table:
 
 
 def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell], profile: str) -> None:
-    """What each arm is predicted to take on a T4, and the whole study; only for a GPU, or where something does not
-    fit."""
+    """Print the predicted time of each arm and the study on a T4, for a GPU or where something does not fit."""
     by_arm = {cell.arm: cell.config for cell in plan}  # seeds differ in nothing that costs
     if not any(_matters(config, profile) for config in by_arm.values()):
         return
@@ -171,7 +170,7 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
 
 
 def _matters(config: TrialConfig, profile: str) -> bool:
-    """Whether the T4's budget is of interest: where the profile asks for it, on a GPU, where a trial does not fit."""
+    """Return whether to show the T4's budget: the profile is for a T4, on a GPU, or the trial does not fit."""
     if _on_gpu(config, profile):
         return True
     from pipeline.forecast.advice import predict
@@ -181,7 +180,7 @@ def _matters(config: TrialConfig, profile: str) -> bool:
 
 
 def _on_gpu(config: TrialConfig, profile: str) -> bool:
-    """Whether the profile is made for the T4, or a trial would run on a GPU."""
+    """Return whether the profile is made for the T4, or a trial would run on a GPU."""
     device = config.runtime.device
     return profile.startswith("t4") or device == "cuda" or (device == "auto" and gpu_visible())
 
@@ -194,15 +193,15 @@ def duration(seconds: float) -> str:
 
 
 def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
-    """What the arms' algorithms are made of, one line for each way; nothing where all trials are PPO's."""
+    """Lines with the parts of the arms' algorithms, one for each combination; none where all trials are PPO's."""
     ways: dict[str, list[str]] = {}
     for cell in plan:
         preset = PRESETS[cell.config.algorithm.name]
         settings, learns = dict.fromkeys([*KNOBS, *preset.settings]), cell.config.algorithm.learns
         shown = [key for key in settings if learns or inert(cell.config, key) is None]
-        said = [f"{key.removeprefix('algorithm.')} {value_at(cell.config, key)}" for key in shown]
+        values = [f"{key.removeprefix('algorithm.')} {value_at(cell.config, key)}" for key in shown]
         how = "trained by" if learns else "not trained;"
-        arms = ways.setdefault(f"{how} {preset.title}: {', '.join(said)}", [])
+        arms = ways.setdefault(f"{how} {preset.title}: {', '.join(values)}", [])
         if cell.arm not in arms:
             arms.append(cell.arm)
     if any(cell.config.algorithm.name != "ppo" for cell in plan):
@@ -240,8 +239,7 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 
 
 def budget_lines(config: TrialConfig) -> Iterator[str]:
-    """What one trial would need on a T4, in words: whether it fits, of what its memory consists, and what makes it
-    fit."""
+    """Lines on one trial's needs on a T4: whether it fits, the parts of its memory, and changes that make it fit."""
     from pipeline.forecast.advice import hours, own_others, predict, remedy
     from pipeline.forecast.shapes import on_card
 

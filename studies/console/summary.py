@@ -77,8 +77,8 @@ def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any
     """The verdict on each hypothesis with its badge, and on the study; `found`: as the report has them."""
     console.print(Text(f"Hypothesis: {claims.hypothesis}"), soft_wrap=True)
     for one in found.get("hypotheses") or ():
-        said = "; ".join(filter(None, [one["condition"], one["found"], one["reason"], str(one["badge"])]))
-        line = Text.assemble(f"{one['name']}: ", (one["outcome"], OUTCOME_STYLES[one["outcome"]]), f"; {said}")
+        rest = "; ".join(filter(None, [one["condition"], one["found"], one["reason"], str(one["badge"])]))
+        line = Text.assemble(f"{one['name']}: ", (one["outcome"], OUTCOME_STYLES[one["outcome"]]), f"; {rest}")
         console.print(line, soft_wrap=True)
     for claim in claims.withdrawn:
         console.print(Text(f"withdrawn claim: {claim}", style="yellow"), soft_wrap=True)
@@ -105,7 +105,7 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], 
 
 
 def print_health(console: Console, arms: Sequence[ArmHealth]) -> None:
-    """How many trials left a healthy band or diverged, and of every such arm the symptom with the largest share."""
+    """Print how many trials left a healthy band or diverged, and each such arm's symptom with the largest share."""
     judged, ill = sum(one.judged for one in arms), sum(one.ill for one in arms)
     if not judged:
         return

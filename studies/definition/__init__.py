@@ -1,1 +1,1 @@
-"""What a study is: its file, its checks, its arms, and the cells that it becomes."""
+"""The definition of a study: its file, its checks, its arms, and its cells."""

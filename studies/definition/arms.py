@@ -1,4 +1,4 @@
-"""How a design becomes named arms: the full product of a grid, one factor at a time, declared interactions. Pure."""
+"""Named arms from a design: the full product of a grid, one factor at a time, declared interactions. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from pipeline.config.presets import NAME, SHORT
 
 MOST_ARMS = 1_000
-"""Of a study: to check a thousand takes seconds."""
-SPEAK = ("train", "algorithm", "kl.beta", "critic.vf_coef", "optimiser.lr")
-"""Sections and keys whose last part says enough as a label."""
+"""Most arms of a study: checking a thousand takes seconds."""
+CLEAR = ("train", "algorithm", "kl.beta", "critic.vf_coef", "optimiser.lr")
+"""Sections and keys whose last part is enough as a label."""
 
 BASELINE = "baseline"
 """The arm that changes nothing: the profile as it is, with ``--set``."""
@@ -50,7 +50,7 @@ def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
 
 
 def short_names(keys: Iterable[str]) -> dict[str, str]:
-    """Each dotted key, without its section where the name speaks for itself.
+    """Shorten each dotted key to its last part where that is clear by itself.
 
     >>> short_names(["train.steps", "sft.steps", "kl.beta", "kl.end"])
     {'train.steps': 'steps', 'sft.steps': 'sft.steps', 'kl.beta': 'beta', 'kl.end': 'kl.end'}
@@ -62,7 +62,7 @@ def _short_name(key: str) -> str:
     if key == NAME:
         return SHORT
     section, name = key.partition(".")[0], key.rpartition(".")[2]
-    return name if section in SPEAK or key in SPEAK else key
+    return name if section in CLEAR or key in CLEAR else key
 
 
 def word(value: Any) -> str:

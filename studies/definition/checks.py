@@ -1,4 +1,4 @@
-"""What pydantic cannot see in a study: its parts against each other, and its values against the profile.
+"""Checks of a study beyond pydantic's: its parts against each other, and its values against the profile.
 
 All such faults are reported at once, each with file, line, key, value and what is allowed.
 """
@@ -36,7 +36,7 @@ SIZES = (
     STEPS, "critic.warmup_steps", "critic.pretraining_steps", "reward.learned.pairs", "reward.calibration_samples",
     "evaluate.prompts", "evaluate.reference_draws",
 )  # fmt: skip
-"""What costs time and can stand in an arm: on `SMOKE` it shrinks as the profile does."""
+"""Keys that cost time and can stand in an arm: on `SMOKE` they shrink as the profile does."""
 FEWEST = 8
 """No size shrinks below this, so that means, intervals and calibrations of samples exist."""
 PAIRS_CHECKED = 500
@@ -45,7 +45,7 @@ it."""
 
 
 def check(study: Study) -> list[ConfigFault]:
-    """What is wrong with a study whose shape is right, `MOST_FAULTS` faults at most."""
+    """Return the faults of a study whose shape is right, `MOST_FAULTS` faults at most."""
     return list(itertools.islice(_faults(study), MOST_FAULTS))
 
 
@@ -70,7 +70,7 @@ def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
 
 
 def arm_names(study: Study) -> list[str]:
-    """The names that falsifiers can speak of; those of a confirmation are known before the search is."""
+    """The names that falsifiers can apply to; those of a confirmation are known before the search is."""
     ranks = range(1, study.search.confirm.top + 1) if study.search else ()
     return [*study.arm_overrides(), *(f"{CONFIRM}{rank}" for rank in ranks)]
 
@@ -133,7 +133,7 @@ def _idle_everywhere(
         places = [config for arm, config in configs.items() if key not in arms[arm]]
         if places and all(inert(config, key) for config in (*places, *reached)):
             without, _ = read_config(profile, {}, {name: value for name, value in below.items() if name != key})
-            if without is None or value_at(without, key) != value_at(places[0], key):  # else it says what is so anyway
+            if without is None or value_at(without, key) != value_at(places[0], key):  # else --set changes nothing
                 yield ConfigFault((), f"--set: {inert(places[0], key)}")
 
 
@@ -278,8 +278,7 @@ def _space(study: Study, below: Mapping[str, Any]) -> Iterator[ConfigFault]:
 
 
 def _aims(study: Study) -> Iterator[ConfigFault]:
-    """What is compared or bounded is measured by the evaluation; of imported trials a series counts too, by its
-    end."""
+    """Check that metrics compared or bounded are evaluated; of imported trials, the end of a series counts too."""
     search = study.search
     aims: dict[Where, str] = {("objective", "metric"): study.objective.metric}
     lists: dict[Where, Sequence[Constraint]] = {("constraints",): study.constraints}

@@ -1,4 +1,4 @@
-"""From a study to its cells: every arm with every seed, each with the complete configuration of its trial."""
+"""The cells of a study: every arm with every seed, each with the complete configuration of its trial."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """How the trial is called wherever people read."""
+        """The trial's name in texts for people."""
         return f"{self.arm} seed {self.seed}"
 
     @property
     def digest(self) -> str:
-        """Of the configuration; a record with another one is of another trial."""
+        """Digest of the configuration; a record with another one is of another trial."""
         return self.config.digest()
 
     @property
@@ -62,7 +62,7 @@ Planned = Cell | Foreign
 
 
 def planned(study: Study, profile: str | None = None, overrides: Mapping[str, Any] | None = None) -> Sequence[Planned]:
-    """What records are expected of a study: its `cells`, or where it was imported its arms x seeds."""
+    """Return the expected records of a study: its `cells`, or where it was imported its arms x seeds."""
     if study.kind != IMPORTED:
         return cells(study, profile, overrides)
     check_overrides(study, overrides or {})
@@ -73,7 +73,7 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     """All cells, seed by seed, so that an interrupted study is balanced over its arms.
 
     `profile` replaces the study's own; `overrides` (``--set``) apply below the arms' own, so an arm stays
-    what its name says. Those of a search are the cells of its confirmation, which is evaluated on other held-out
+    true to its name. Those of a search are the cells of its confirmation, which is evaluated on other held-out
     prompts and with other random numbers than the search. Raises `UserError` for a key or value that does not fit.
     """
     check_overrides(study, overrides or {})
@@ -109,8 +109,8 @@ def _fresh(config: TrialConfig, study: Study) -> TrialConfig:
 
 
 def cautions(plan: Sequence[Cell]) -> list[str]:
-    """What the trials' configurations warn of, each once, with the arms it concerns where these are not all; and arms
-    that sample different numbers of episodes."""
+    """Return the warnings of the trials' configurations, each once, with its arms where these are not all, and a
+    warning of arms that sample different numbers of episodes."""
     arms = {cell.arm: cell.config.cautions() for cell in plan}
     lines = dict.fromkeys(line for warnings in arms.values() for line in warnings)
     concerned = {line: [arm for arm, warnings in arms.items() if line in warnings] for line in lines}

@@ -81,7 +81,7 @@ def _knob(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _with_values(key: str, knob: dict[str, Any]) -> dict[str, Any]:
-    """A knob whose description also says what it needs to act, and its values in some profiles."""
+    """Add to a knob's description the settings it needs to act, and its values in some profiles."""
     values = ", ".join(
         f"{profile} {json.dumps(value_at(load_config(profile).model_dump(mode='json'), key))}"
         for profile in PROFILES_SHOWN

@@ -1,6 +1,6 @@
 """Falsifiers: claims, each with the observation that would refute it in a trial.
 
-A falsifier speaks of a series (records before a gradient step) or of the evaluation (`eval/...`, once per trial), and
+A falsifier is about a series (records before a gradient step) or the evaluation (`eval/...`, once per trial), and
 compares either the trial's own value or, with `relative_to`, its difference or ratio to the baseline's.
 """
 
@@ -18,8 +18,8 @@ from pipeline.run.metrics import METRICS, PER_PROMPT, per_prompt
 from studies.definition.fields import COST, EVALUATION, MetricName, Name, Text, check_comparable
 
 EXACT_KL = "objective/kl_exact_per_token"
-"""What falsifiers speak of by default: the k1 estimate of a small KL is mostly noise, and a single record of it can
-refute a claim that the policy keeps."""
+"""Default series of a falsifier: the k1 estimate of a small KL is mostly noise, and a single record of it can refute a
+claim that the policy keeps."""
 
 
 class Consecutive(Section):
@@ -117,7 +117,7 @@ class Falsifier(Section):
 
     @property
     def evaluated(self) -> bool:
-        """Whether the claim speaks of the evaluation, not of a series."""
+        """True where the claim is about the evaluation, not a series."""
         return self.metric.startswith(EVALUATION)
 
     @property
@@ -132,18 +132,17 @@ class Falsifier(Section):
 
     @property
     def noun(self) -> str:
-        """What is compared with the threshold, in a word."""
+        """A word for the value that is compared with the threshold."""
         return self.relative or "value"
 
     @property
     def unit(self) -> str:
-        """Of the threshold and of what is compared with it; ``1`` for a ratio. Raises `KeyError` for an unknown
-        metric."""
+        """Unit of the threshold and the compared value; ``1`` for a ratio. Raises `KeyError` for an unknown metric."""
         return "1" if self.relative == "ratio" else METRICS[self.metric].unit
 
     @property
     def rule(self) -> StopRule:
-        """What ends a trial that refutes the claim."""
+        """The stop rule that ends a trial that refutes the claim."""
         return StopRule(
             metric=self.metric,
             op=self.op,
@@ -153,13 +152,13 @@ class Falsifier(Section):
         )
 
     def applies_to(self, arm: str, baseline: str) -> bool:
-        """Whether the claim speaks of this arm. What is relative to the baseline does not speak of the baseline."""
+        """Return whether the claim applies to this arm; one relative to the baseline does not apply to the baseline."""
         named = any(fnmatchcase(arm, pattern) for pattern in self.arms)
         return named and not (self.relative_to and arm == baseline)
 
     @property
     def condition(self) -> str:
-        """What would refute the claim, for people.
+        """The observation that would refute the claim, for people.
 
         >>> one = {"name": "n", "claim": "c", "op": "<", "threshold": 0.7}
         >>> Falsifier(**one, metric="eval/win_rate", bound="low").condition

@@ -73,14 +73,14 @@ def check_comparable(metric: str) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
-"""Of a claim; it becomes a column of tables and part of keys in MLflow."""
+"""Name of a claim; it becomes a column of tables and part of keys in MLflow."""
 Seeds = Annotated[
     tuple[Seed, ...], Field(min_length=1, max_length=MOST_SEEDS), AfterValidator(distinct), BeforeValidator(_listed)
 ]
 Knob = Annotated[str, AfterValidator(_checked_knob), BeforeValidator(lambda key: NAME if key == SHORT else key)]
 """A dotted key of the configuration."""
 Knobs = Annotated[dict[Knob, Any], BeforeValidator(in_full)]
-"""What an arm changes: {dotted key: value}."""
+"""Changes of an arm: {dotted key: value}."""
 Levels = Annotated[dict[Knob, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(in_full)]
 """Values of each of several knobs."""
 MetricName = Annotated[str, AfterValidator(_listed_metric)]

@@ -15,7 +15,7 @@ from studies.definition.fields import Comparable, Name, Text
 Expected = Literal["higher", "lower", "equal"]
 Weights = dict[str, float]
 ROUNDING = 1e-9
-"""By which the weights of a contrast may miss a sum of 0: 1/3 has no exact decimal."""
+"""Tolerance for the weights of a contrast, whose sum is 0: 1/3 has no exact decimal."""
 
 
 class Hypothesis(Section):
@@ -54,19 +54,19 @@ class Hypothesis(Section):
 
     @property
     def contrasts(self) -> tuple[Weights, ...]:
-        """What has to hold: the contrast, or each arm of the order minus the one before it."""
+        """The contrasts that have to hold: the given one, or each arm of the order minus the one before it."""
         if self.order is None:
             return (self.contrast or {},)
         return tuple({second: 1.0, first: -1.0} for first, second in pairwise(self.order))
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Arms that it speaks of."""
+        """Arms that it compares."""
         return self.order or tuple(self.contrast or {})
 
     @property
     def condition(self) -> str:
-        """What is expected, for people.
+        """The expected result, for people.
 
         >>> one = {"name": "n", "claim": "c", "metric": "eval/gold", "expect": "lower", "margin": 0.5}
         >>> Hypothesis(**one, contrast="a - b").condition

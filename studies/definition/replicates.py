@@ -1,4 +1,4 @@
-"""What a seed of a study changes: training alone, or also the labels, the reward model and the reference behind it."""
+"""The effect of a study's seed: on training alone, or also on labels, reward model and the reference behind it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study is: one YAML file with a question, a design, seeds, a baseline and falsifiers.
+"""The schema of a study: one YAML file with a question, a design, seeds, a baseline and falsifiers.
 
 Everything that can be wrong in such a file is found when it is read, before anything runs
 (`studies.definition.checks`).
@@ -47,7 +47,7 @@ Figure = Literal[
     "pareto", "tradeoff", "price",
 ]  # fmt: skip
 FIGURES = get_args(Figure)
-"""What a study can list under `figures`; `reports.figures.registry` draws them."""
+"""Figures that a study can list under `figures`; `reports.figures.registry` draws them."""
 
 
 class Confirmation(Section):
@@ -57,8 +57,7 @@ class Confirmation(Section):
 
 
 class Study(Section):
-    """One question and how it is asked. Exactly one of `arms`, `grid`, `factors`, `search` and `imported` says what is
-    compared."""
+    """One question and its design, given by exactly one of `arms`, `grid`, `factors`, `search` and `imported`."""
 
     name: str
     source: str = Field("", exclude=True, description="the file it was read from")
@@ -111,7 +110,7 @@ class Study(Section):
 
     @property
     def kind(self) -> Kind:
-        """Which of the four designs it is; the confirmation of a search, whose arms are known, is still a search."""
+        """Kind of design; the confirmation of a search, whose arms are known, is still a search."""
         return "search" if self.search is not None else next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @model_validator(mode="before")
@@ -121,7 +120,7 @@ class Study(Section):
 
     @property
     def argument(self) -> str:
-        """What commands are to be given for this study from the current folder: its name, or the path of its file."""
+        """The argument of commands for this study from the current folder: its name, or the path of its file."""
         if not self.source or Path(self.source).parent in (STUDIES, Path.cwd()):
             return self.name
         return self.source + (CONFIRMATION if self.confirms else "")
@@ -135,7 +134,7 @@ class Study(Section):
         return self.model_copy(update=fresh)
 
     def stop_rules(self, arm: str) -> tuple[StopRule, ...]:
-        """What ends a trial of an arm early."""
+        """Rules that end a trial of an arm early."""
         claims = (one for one in self.falsifiers if one.stop and one.applies_to(arm, self.baseline))
         return tuple(claim.rule for claim in claims)
 

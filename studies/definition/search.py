@@ -1,5 +1,4 @@
-"""What a search has found: its trials, its front, what is confirmed, and the file that keeps them. Imports no
-Optuna."""
+"""The result of a search: its trials, front, confirmed trials, and the file that keeps them. Imports no Optuna."""
 
 from __future__ import annotations
 
@@ -34,17 +33,17 @@ class Tried:
     values: dict[str, float]
     """Objectives and constrained metrics, as far as they were measured."""
     feasible: bool
-    """Whether it kept the constraints."""
+    """True where the trial kept the constraints."""
     steps: int
 
 
 def objectives(study: Study) -> tuple[Objective, ...]:
-    """What a search aims at."""
+    """The objectives of a search."""
     return (study.search.objectives if study.search else ()) or (study.objective,)
 
 
 def violations(study: Study, status: str, summary: Mapping[str, float]) -> dict[str, float]:
-    """By how much a trial breaks each condition; one above 0 makes it infeasible.
+    """Return by how much a trial breaks each condition; one above 0 makes it infeasible.
 
     A diverged trial, or one without a value, is beyond every bound; so is a pruned one, whose KL at the end
     is that of a policy stopped early and would flatter it.
@@ -60,7 +59,7 @@ def violations(study: Study, status: str, summary: Mapping[str, float]) -> dict[
 
 
 def tried(study: Study, number: int, overrides: Mapping[str, Any], record: TrialRecord) -> Tried:
-    """A trial of a search as its record tells it."""
+    """Build a trial of a search from its record."""
     assert study.search is not None
     status, summary = record.status, record.summary
     metrics = dict.fromkeys(
@@ -154,7 +153,7 @@ def confirmation(study: Study, folder: StudyFolder) -> Study:
 
 
 def _identity(study: Study) -> dict[str, Any]:
-    """What must be equal for a file to speak of this search."""
+    """The parts of a file that must be equal for it to belong to this search."""
     assert study.search is not None
     aims = [objective.model_dump(mode="json") for objective in objectives(study)]
     return {"search": study.search.model_dump(mode="json"), "objectives": aims, "seed": study.seeds[0]}
@@ -174,7 +173,7 @@ def _dominates(a: Sequence[float], b: Sequence[float]) -> bool:
 
 
 def _spread(ordered: Sequence[Tried], n: int) -> list[Tried]:
-    """At most `n`, evenly, both ends first; in the order given."""
+    """Pick at most `n`, evenly, both ends first; in the order given."""
     if len(ordered) <= n:
         return list(ordered)
     if n == 1:

@@ -29,7 +29,7 @@ class Objective(Section):
     @model_validator(mode="before")
     @classmethod
     def _better_side(cls, content: Any) -> Any:
-        """Where the file names no direction, it is the metric's own."""
+        """Fill in the metric's own direction where the file names none."""
         key = content.get("metric") if isinstance(content, dict) else None
         own = METRICS[key].direction if isinstance(key, str) and known(key) else None
         return {"direction": own, **content} if own else content
@@ -89,7 +89,7 @@ class Constraint(Section):
         return self
 
     def violation(self, value: float) -> float:
-        """How far a value is beyond the bound; 0 or less is allowed."""
+        """Return how far a value is beyond the bound; 0 or less is allowed."""
         return value - self.max if self.max is not None else (self.min or 0.0) - value
 
     @property
@@ -101,7 +101,7 @@ class Constraint(Section):
 class Prune(Section):
     """A hard ceiling on the KL: a trial of the search that goes beyond it ends at once.
 
-    Nothing else may prune: a reward curve is noisy and says little before its end, whereas a policy beyond the
+    Nothing else may prune: a reward curve is noisy and shows little before its end, whereas a policy beyond the
     ceiling has already broken what the search may not break.
     """
 
@@ -112,7 +112,7 @@ class Prune(Section):
 
     @property
     def rule(self) -> StopRule:
-        """What ends a trial of the search."""
+        """The stop rule that ends a trial of the search."""
         return StopRule(metric=self.metric, op=">", threshold=self.above)
 
 

@@ -22,7 +22,7 @@ from studies.definition.hypotheses import Hypothesis
 from studies.definition.schema import Study
 
 SEEDS = 2
-"""Least number of seeds that says how much seeds differ, and so whether a hypothesis holds on others."""
+"""Least number of seeds that shows how much seeds differ, and so whether a hypothesis holds on others."""
 
 JUDGED = ("objective/gold/", "eval/gold/", "eval/gold_reference/")
 """Heads of the metrics of further judges, before the judge's name."""
@@ -101,7 +101,7 @@ def needs(metric: str, config: TrialConfig) -> str | None:
 
 
 def _part_lacks(part: str, config: TrialConfig) -> str | None:
-    """What a configuration lacks for a series of this part, or of the spread of an ensemble."""
+    """Return what a configuration lacks for a series of this part, or of the spread of an ensemble."""
     if part == DISAGREEMENT:
         return None if config.reward.learned.ensemble > 1 else "reward.learned.ensemble above 1"
     if part not in config.reward.parts:
@@ -163,8 +163,8 @@ def _too_short(claim: Falsifier, tested: Sequence[Cell], base: Cell | None, cell
 
 
 def records_before(claim: Falsifier, *configs: TrialConfig) -> int:
-    """How many records of its series a claim can count on at most, in trials of all these configurations at the same
-    steps: of a rollout one an update, as of TRPO's policy; of the losses one a gradient step."""
+    """Return how many records of its series a claim can count on at most, in trials of all these configurations at the
+    same steps: of a rollout one an update, as of TRPO's policy; of the losses one a gradient step."""
     steps = min(claim.horizon, *(config.train.steps for config in configs))
     natural = any(config.algorithm.trust_region == "trpo" for config in configs)
     if each_step(claim.metric) and not (natural and claim.metric.startswith("policy/")):
@@ -173,5 +173,5 @@ def records_before(claim: Falsifier, *configs: TrialConfig) -> int:
 
 
 def _on(concerned: Sequence[Cell], cells: Sequence[Cell]) -> str:
-    """The arms that a line is about, where it is not about all that the claim speaks of."""
+    """Name the arms that a line is about, where these are not all arms of the claim."""
     return "" if len(concerned) == len(cells) else f" on {', '.join(dict.fromkeys(cell.arm for cell in concerned))}"

@@ -1,1 +1,1 @@
-"""How a study is carried out: its start, its hands, the search, executors of clusters, and what is exported."""
+"""The execution of a study: its start, its hands, the search, executors of clusters, and exports."""

@@ -1,4 +1,4 @@
-"""What is left of a study, and what a hand takes next. Every hand works this out for itself, from records and locks."""
+"""The trials left in a study, and a hand's next task. Every hand works both out for itself, from records and locks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Task:
 
     @property
     def label(self) -> str:
-        """How the task is called wherever people read."""
+        """The task's name in texts for people."""
         return self.cell.label if self.until is None else f"shared stages of seed {self.cell.seed}"
 
     @property
@@ -91,7 +91,7 @@ class Agenda:
         return self._open
 
     def is_left(self) -> bool:
-        """Whether any trial of the study has not ended, or is not known yet."""
+        """Return whether any trial of the study has not ended, or is not known yet."""
         return bool(self.open()) or not self.plan
 
     def known(self) -> list[Cell]:
@@ -150,13 +150,13 @@ class Agenda:
         return None
 
     def is_elsewhere(self) -> bool:
-        """Whether other processes run all trials that are left."""
+        """Return whether other processes run all trials that are left."""
         return all(is_held(self._lock(cell)) for cell in self.open()) and (self.search is None or bool(self.plan))
 
     def note_death(self, task: Task, reason: str) -> bool:
         """Note that a task's process died, and give its trial up where it came no further than at the death before.
 
-        Returns whether it was given up: a trial has a record that says so, and shared stages have none.
+        Returns whether it was given up: a trial has a record of that, and shared stages have none.
         """
         run, file = self._run, self._run.folder.path / "deaths" / f"{task.name}.json"
         deaths = [self._reached(task.cell)]

@@ -26,11 +26,11 @@ DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: no other trial would fare better."""
 
 
-def run_task(task: Task, tell: Callable[[], None] = lambda: None) -> int:
+def run_task(task: Task, notify: Callable[[], None] = lambda: None) -> int:
     """Run a task in this process. Returns 0 when it has ended; `LEFT` where it is to be tried again, since it left or
     another process has a part of it; else an exit code that names the kind of fault, whose words are in the status."""
     run = task.run
-    status = StatusFile(run.folder.status_file(task.name), task.label, task.until is not None, tell, task.lock)
+    status = StatusFile(run.folder.status_file(task.name), task.label, task.until is not None, notify, task.lock)
     try:
         outcome = _run(task, status)
     except BuiltElsewhere:

@@ -1,4 +1,4 @@
-"""What a running study shows: a live table on a terminal, one plain line per event everywhere else."""
+"""The display of a running study: a live table on a terminal, one plain line per event everywhere else."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from studies.claims.falsifiers import Verdict
 from studies.execution.status import Status
 
 PLAIN_SECONDS = 10.0
-"""Between two progress lines of a trial when the output is no terminal."""
+"""Seconds between two progress lines of a trial when the output is no terminal."""
 SILENT_SECONDS = 60.0
-"""From this age on the age of a status is shown: its process may be gone."""
+"""Age in seconds from which the age of a status is shown: its process may be gone."""
 SHOWN_ENDED = 8
 """Ended trials in the live table; earlier ones are only counted."""
 COLUMNS = {"KL/token": "objective/kl_exact_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
@@ -120,7 +120,7 @@ class Display:
             self.line(f"{head}  {'  '.join(shown)}  left {row.left(now)}{ill}")
 
     def notes(self, status: Status) -> None:
-        """Print what a status has to tell beside its progress, each line once."""
+        """Print the notes of a status beside its progress, each line once."""
         row = self._row(status.label, status)
         for stage, (state, detail, seconds) in status.stages.items():
             if state == "damaged" or (status.shared and state in ("built", "cached")):
@@ -167,7 +167,7 @@ class Display:
                 self.line(f"{label}: {one.sentence}", "yellow")
 
     def table(self) -> RenderableType:
-        """What the live display shows."""
+        """Build the live display."""
         rows = list(self._rows.values())
         table = Table(box=None, pad_edge=False, header_style="bold")
         for title in ("arm", "seed", "status", "step", *COLUMNS, "left", *WORDS[2:]):
@@ -185,7 +185,7 @@ class Display:
             self.line(text, style)
 
     def _summary(self) -> str:
-        """How many trials have ended, and when the rest will have at the rate of this call."""
+        """Return how many trials have ended, and when the rest will have at the rate of this call."""
         text = f"{self._ended} of {self.total} trials"
         if self._first is None or not self._ended_here or self._ended >= self.total:
             return text

@@ -114,8 +114,7 @@ def _generation(record: TrialRecord, policy: Path) -> str:
 
 
 def model_card(record: TrialRecord, prompts: Path) -> str:
-    """What the policy is, how it was made, what was measured on the table `prompts`, and what it is not good for;
-    Markdown."""
+    """Describe the policy: how it was made, its results on the table `prompts`, and its limits; Markdown."""
     config = TrialConfig.model_validate(record.config)
     base, public = config.model.base, bool(config.model.base) and not Path(config.model.base or "").is_absolute()
     source = {

@@ -64,7 +64,7 @@ def _part(run: str, meta: Mapping[str, Any], part: str | None) -> tuple[str, Map
 
 
 def _member(run: str, count: int, member: int | None) -> int:
-    """Which model of an ensemble of `count`, from 0 on; 0 of a single one."""
+    """Return the index of a model in an ensemble of `count`, from 0 on; 0 of a single one."""
     if not count:
         if member is not None:
             raise UserError(f"run '{run}': --member {member}: its reward is one model, no ensemble; leave it out")
@@ -132,7 +132,7 @@ def closing_tokenizer(folder: Path) -> Any:
 
 
 def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, std: float) -> str:
-    """What the model scores, on which scale, how it was made and measured; Markdown."""
+    """Describe the reward model: its input and scale, how it was made and measured; Markdown."""
     spec = {key: meta["parts"][part]["spec"][key] for key in ("kind", "preferences")}
     prefix = f"{part}/" if meta["kind"] == "composite" else ""
     shares = {"accuracy": "agrees with the labels", "accuracy_gold": "agrees with the judge"}

@@ -38,9 +38,9 @@ PRELOAD = [
 ]
 """Imported once by the server that children are forked from, so that a child starts in milliseconds."""
 LOOK_SECONDS = 0.3
-"""Between two looks for a task while other hands have all that is ready."""
+"""Seconds between two looks for a task while other hands have all that is ready."""
 GRACE_SECONDS = 5.0
-"""How long a child may take to end once it is asked to."""
+"""Seconds that a child may take to end after its signal."""
 STARTS = 3
 """Times that a child is tried to be started: the server that forks it can be killed."""
 Say = Callable[[str, str], None]
@@ -84,7 +84,7 @@ class _Child:
     lock: FileLock
     gpus: list[str]
     deadline: float
-    """When it is killed, since it is far beyond its wall-clock cap (`time.monotonic`)."""
+    """The time at which it is killed, far beyond its wall-clock cap (`time.monotonic`)."""
 
 
 class Hands:
@@ -112,7 +112,7 @@ class Hand(Hands):
     """Has at most `slots` children at once."""
 
     def __init__(self, run: Started, agenda: Agenda, slots: int, say: Say, *, share_gpus: bool = True) -> None:
-        """With `share_gpus`, cards are held against other commands on this machine; a scheduler does that itself."""
+        """`share_gpus`: hold cards against other commands on this machine; a scheduler does that itself."""
         grow_segments()  # before any process of ours imports torch
         if all(cell.config.runtime.device == "cpu" for cell in run.cells()):
             for name, value in HUGE_PAGES.items():  # read when a process begins, and inherited from this one
@@ -132,7 +132,7 @@ class Hand(Hands):
 
     @property
     def busy(self) -> bool:
-        """Whether a child runs."""
+        """Return whether a child runs."""
         return bool(self._children)
 
     def step(self) -> bool:
@@ -213,7 +213,7 @@ class Inline(Hand):
 
 
 def settle(agenda: Agenda, task: Task, code: int | None, say: Say) -> None:
-    """What follows from the exit code of a task's process.
+    """Act on the exit code of a task's process.
 
     Raises `UserError` for what the user has to put right, `DiskFull`, and `Fault` for shared stages that were given up.
     """

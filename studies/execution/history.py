@@ -1,4 +1,4 @@
-"""What the records under an output root tell a plan: which artifacts there once were, and how long stages took here."""
+"""A plan's history, from the records under an output root: artifacts that there once were, and times of stages here."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class StageSeconds:
 
     trials: int
     seconds: Mapping[str, float]
-    """By stage, without train."""
+    """Seconds by stage, without train."""
     seconds_per_step: float
-    """Of train, per gradient step, with the rewards of later rounds."""
+    """Seconds of train per gradient step, with the rewards of later rounds."""
 
     def of(self, stage: str, config: TrialConfig) -> float:
         """Seconds that a stage of this trial would take; 0 for a stage that nobody timed, which takes little."""
@@ -49,8 +49,7 @@ class StageSeconds:
 def measured(
     layout: Layout, records: Sequence[TrialRecord], profile: str, environment: Mapping[str, str]
 ) -> StageSeconds | None:
-    """Times of the trials of a profile that ran as `environment` says (platform and device); None where there are
-    none."""
+    """Times of a profile's trials that ran on the platform and device of `environment`; None where there are none."""
     alike = [
         one
         for one in records

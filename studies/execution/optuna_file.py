@@ -49,7 +49,7 @@ def write_optuna(
 
 
 def objective_value(objective: Objective, status: str, summary: Mapping[str, float]) -> float:
-    """What a trial counts as: its metric, or the worst value that the metric's direction knows."""
+    """Return a trial's value of the metric, or the worst value in the metric's direction."""
     value = summary.get(objective.metric)
     if status == "diverged" or value is None or value != value:
         metric = METRICS[objective.metric]

@@ -24,13 +24,13 @@ from studies.execution.started import Started, python_path
 
 ADDRESS = "RAY_ADDRESS"
 RETRIES = 20
-"""So often Ray repeats a task whose node or process it has lost."""
+"""Number of times that Ray repeats a task whose node or process it has lost."""
 PASSED_ON = (PRECISION, "HF_HUB_OFFLINE")
 """Variables that a task gets from this process."""
 
 
 class RayOptions(Section):
-    """What each hand asks of the cluster; read from a file."""
+    """Resources of each hand on the cluster; read from a file."""
 
     cpus: StrictlyPositive | None = Field(None, description="default: runtime.threads x runtime.processes")
     gpus: NonNegative | None = Field(None, description="default: 1 a process; 0.5: two trials on one card")
@@ -94,22 +94,22 @@ class Ray(Hands):
         except self._ray.exceptions.RayError as error:
             self._say(f"Ray has given up a task: {_last_line(error)}", "yellow")
 
-    def _check_room(self, asked: dict[str, float], options: RayOptions) -> None:
+    def _check_room(self, needs: dict[str, float], options: RayOptions) -> None:
         """Raises `UserError` where no node could ever hold a hand."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not options.autoscaling and not any(
-            all(node.get(key, 0) >= n for key, n in asked.items()) for node in nodes
+            all(node.get(key, 0) >= n for key, n in needs.items()) for node in nodes
         ):
-            there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in asked) for node in nodes)
+            there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in needs) for node in nodes)
             raise UserError(
                 "no node of the Ray cluster has room for a trial, which asks for"
-                f" {', '.join(f'{n:g} {key}' for key, n in asked.items())}; its nodes have {there}. Ask for less, add a"
+                f" {', '.join(f'{n:g} {key}' for key, n in needs.items())}; its nodes have {there}. Ask for less, add a"
                 " node, or set autoscaling: true where nodes come when they are needed"
             )
 
 
 def request_of(configs: list[TrialConfig], options: RayOptions) -> dict[str, float]:
-    """What a hand asks for, by Ray's names: enough for the largest trial.
+    """Return the resources of a hand, by Ray's names: enough for the largest trial.
 
     Raises `UserError` for GPUs that no trial could use.
     """

@@ -55,8 +55,8 @@ def folder_of(layout: Layout, record: TrialRecord) -> StudyFolder:
 
 
 def artifact(folder: StudyFolder, record: TrialRecord, stage: str) -> Artifact:
-    """What a stage of the trial left, every file as its manifest states it. Raises `UserError` for a trial without the
-    stage, `Damaged`, `Gone`."""
+    """Return the artifact of a stage of the trial, every file as its manifest states it. Raises `UserError` for a trial
+    without the stage, `Damaged`, `Gone`."""
     if stage not in record.stages:
         raise UserError(
             f"run '{record.study}/{record.arm}/{record.seed}' has no {stage} stage: it ended as {record.status}"

@@ -27,15 +27,14 @@ def sound_record(folder: StudyFolder, cell: Cell) -> TrialRecord | None:
 
 
 def is_newer(folder: StudyFolder, made: Path) -> bool:
-    """Whether a file that is made from a study's records is newer than they are, and than what the study was started
-    as."""
+    """Return whether a file made from a study's records is newer than the records and the study's start."""
     sources = [folder.study_file, folder.registration_file, folder.search_file, *folder.trial_files()]
     newest = max(path.stat().st_mtime_ns for path in sources if path.exists())
     return made.exists() and made.stat().st_mtime_ns > newest
 
 
 def is_current(record: TrialRecord, stages: Sequence[StagePlan]) -> bool:
-    """Whether every artifact that a record names is in place, and is what would be built now."""
+    """Return whether every artifact that a record names is in place, and is the one that would be built now."""
     planned = {stage.stage: (stage.key, stage.digest) for stage in stages if stage.cached}
     return len(planned) == len(stages) and planned == {
         name: (ref.key, ref.digest) for name, ref in record.stages.items()

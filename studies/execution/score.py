@@ -44,11 +44,11 @@ Scores = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Scorer:
-    """What scores texts: (prompts, completions) -> scores, with no more than the texts to go by."""
+    """A scorer of texts: (prompts, completions) -> scores, from the texts alone."""
 
     score: Callable[[Sequence[str], Sequence[str]], Scores]
     fits: Callable[[str, str], str | None] = lambda prompt, completion: None
-    """Why a text cannot be scored as a whole, or None."""
+    """Reason why a text cannot be scored as a whole, or None."""
 
 
 def score_file(

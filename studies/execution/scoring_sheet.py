@@ -18,7 +18,7 @@ NEEDED = ("prompt", "completion")
 FIELD = 2**31 - 1
 """Characters in a field of a CSV file, at most: a long text is no fault."""
 MOST_ROWS = 2_000_000
-"""Of a parquet file; each row becomes objects of Python."""
+"""Most rows of a parquet file; each becomes objects of Python."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Sheet:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns that are there."""
+        """Names of the columns that are there."""
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
     def write(self, target: Path, columns: Mapping[str, Sequence[float]]) -> None:

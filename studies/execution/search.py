@@ -80,7 +80,7 @@ class Proposals:
         return left
 
     def replay(self) -> list[Cell]:
-        """As `advance`, but writes nothing."""
+        """Advance as `advance` does, but write nothing."""
         self._take_in()
         while len(self._asked) < self._search.trials and self._tell_until(len(self._asked) - self._search.parallel):
             self._propose(len(self._asked))
@@ -169,7 +169,7 @@ class Proposals:
 
 
 def searched(study: Study, profile: str, overrides: Mapping[str, Any], folder: StudyFolder) -> OptunaStudy | None:
-    """The search of a study as far as its records tell it; None for a study without one."""
+    """Rebuild the search of a study from its records; None for a study without one."""
     if study.search is None:
         return None
     proposals = Proposals(study, profile, overrides, folder, partial(sound_record, folder))

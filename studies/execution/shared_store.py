@@ -1,4 +1,4 @@
-"""What a study's folder must offer to all processes that work on it: locks (`flock`) that are refused while another
+"""Requirements on a study's folder for all processes that work on it: locks (`flock`) that are refused while another
 process holds them, on any machine, and end with their holder.
 
 Local file systems, NFS version 4, and version 3 with its lock daemon, offer them, unless they are mounted with locks
@@ -22,7 +22,7 @@ from pipeline.run.locks import is_held, try_lock
 from studies.execution.status import read_status
 
 LOOK_SECONDS = 3.0
-"""How long the status of a trial whose lock looks free is watched; a trial at work renews its own every second."""
+"""Seconds to watch the status of a trial whose lock looks free; a trial at work renews its own every second."""
 
 
 @contextmanager

@@ -28,15 +28,15 @@ from studies.execution.hand import Hands, Say
 from studies.execution.started import HOME, Started, python_path
 
 LOOK_SECONDS = 10.0
-"""Between two looks at the queue."""
+"""Seconds between two looks at the queue."""
 LOOKS = 3
-"""So often in a row no job may be found before the study counts as stopped."""
+"""Looks in a row that may find no job before the study counts as stopped."""
 ANSWER_SECONDS = 30.0
-"""How long a command may take: a busy controller makes the commands wait and try again."""
+"""Seconds that a command may take: a busy controller makes the commands wait and try again."""
 STARTUP_MINUTES = 30
-"""Of the default time limit, beyond the hours of training that the caps allow."""
+"""Minutes of the default time limit beyond the hours of training that the caps allow."""
 LEAD_SECONDS = 30, 300
-"""How long before its time limit a job is warned: at least, and at most. SLURM may do so a minute earlier."""
+"""Seconds of warning before a job's time limit: at least, and at most. SLURM may warn up to a minute earlier."""
 HEADROOM, EXTRA_GIB = 1.25, 1.0
 """Host memory beyond caps.memory_gib, so that the cap is reached before SLURM kills: a factor, and for each process."""
 ALIVE = {"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "RESIZING", "STOPPED"}
@@ -66,7 +66,7 @@ exit $code
 
 
 class Slurm(Hands):
-    """Has `jobs` jobs in the queue, and sees whether any is left."""
+    """Hands that keep `jobs` jobs in the queue, and look whether any is left."""
 
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: Mapping[str, str | None], say: Say) -> None:
         """`options` are sbatch's, by their names; None leaves out one that a job would have."""
@@ -83,11 +83,11 @@ class Slurm(Hands):
         if left and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             user = f"--user={os.getuid()}"
-            code, said = _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--Format=State")
+            code, answer = _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--Format=State")
             if code == 0:
-                self._see(said.split())
+                self._see(answer.split())
             elif not self._complained:
-                self._say(f"SLURM does not answer: {said}; trials that run go on, and it is asked again", "yellow")
+                self._say(f"SLURM does not answer: {answer}; trials that run go on, and it is asked again", "yellow")
             self._complained = code != 0
         return left
 
@@ -121,11 +121,11 @@ class Slurm(Hands):
         log = self._run.folder.path / "log"
         log.mkdir(exist_ok=True)
         configs = [cell.config for cell in self._agenda.open()]
-        asked = {**wanted(configs), **self._options}
-        given = [f"--{name}={value}" if value else f"--{name}" for name, value in asked.items() if value is not None]
+        options = {**wanted(configs), **self._options}
+        given = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items() if value is not None]
         own = [
             f"--job-name={self._name}", f"--array=1-{count}", f"--output={log / 'hand-%A-%a.txt'}", "--requeue",
-            "--open-mode=append", "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{lead_of(asked.get('time'))}",
+            "--open-mode=append", "--nodes=1", "--ntasks=1", f"--signal=B:USR1@{lead_of(options.get('time'))}",
         ]  # fmt: skip
         command = [sys.executable, str(HOME / "ablate.py"), "work", self._run.study.name]
         command += ["--profile", self._run.profile, "--out", str(self._run.folder.root)]
@@ -137,13 +137,13 @@ class Slurm(Hands):
             command=shlex.join(command),
             left=LEFT,
         )
-        code, said = _ask("sbatch", "--parsable", *own, *given, script=script)
+        code, answer = _ask("sbatch", "--parsable", *own, *given, script=script)
         if code != 0:
-            raise UserError(f"sbatch refuses: {said}; options of sbatch go into a file (--cluster)")
+            raise UserError(f"sbatch refuses: {answer}; options of sbatch go into a file (--cluster)")
 
 
 def wanted(configs: list[TrialConfig]) -> dict[str, str | None]:
-    """What the caps of the largest trial come to, in options of sbatch."""
+    """Translate the caps of the largest trial to options of sbatch."""
     processes = max(config.runtime.processes for config in configs)
     threads = max(config.runtime.threads for config in configs)
     memory = max(processes * (HEADROOM * config.caps.memory_gib + EXTRA_GIB) for config in configs)
@@ -172,7 +172,7 @@ def read_options(path: Path | None) -> dict[str, str | None]:
 
 
 def lead_of(limit: str | None) -> int:
-    """How long before its time limit a job is warned [s]: a tenth of it, within bounds; `limit` as sbatch reads it.
+    """Return the seconds of warning before a time limit: a tenth of it, within bounds; `limit` as sbatch reads it.
 
     >>> [lead_of(limit) for limit in ("10", "20:30", "0:20:00", "2-12", "infinite", None)]
     [60, 123, 120, 300, 300, 300]

@@ -1,4 +1,4 @@
-"""What a study was started as: its claims registered, and all that its hands must agree on pinned in `study.json`.
+"""The start of a study: its claims registered, and all that its hands must agree on pinned in `study.json`.
 
 `ablate study` pins; every hand works from what is pinned. While a hand is at work, a start with other settings, another
 program or another precision is refused: hands that disagree would call each other's records stale for ever.
@@ -34,9 +34,9 @@ from studies.definition.search import SEARCH, number_of
 from studies.execution.shared_store import check_locks, present
 
 HOME = Path(__file__).parents[2]
-"""Where the packages of this program lie."""
+"""Folder of the packages of this program."""
 PACKAGES = ("pipeline", "studies/execution")
-"""What computes a trial, and what carries it."""
+"""Packages that compute a trial and carry it out."""
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
 PINNED = {
@@ -71,12 +71,12 @@ class Started:
         return cells(self.study, self.profile, self.overrides)
 
     def stages(self, cell: Cell) -> list[StagePlan]:
-        """What a trial consists of, and which of it is in the store."""
+        """Stages of a trial, and which of them are in the store."""
         planned: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
         return planned
 
     def execution(self, plan: Sequence[Cell]) -> list[dict[str, str]]:
-        """With what the trials would compute on this machine. Raises `UserError` for GPUs that are not there."""
+        """Return the hardware and precision of the trials on this machine. Raises `UserError` for missing GPUs."""
         found = [self.module.execution(cell.config) for cell in plan]
         return [dict(items) for items in dict.fromkeys(tuple(one.items()) for one in found)]
 
@@ -140,7 +140,7 @@ def join(layout: Layout, name: str, profile: str) -> Iterator[Started]:
 
 
 def at_work(folder: StudyFolder) -> bool:
-    """Whether any process works on a study."""
+    """Return whether any process works on a study."""
     return any(is_held(path) for path in (folder.path / "hands").glob("*"))
 
 

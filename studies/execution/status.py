@@ -21,7 +21,7 @@ WRITE_SECONDS = 1.0
 
 @dataclass
 class Status:
-    """How far a process has come with a trial, or with the stages that trials share."""
+    """The progress of a process with a trial, or with the stages that trials share."""
 
     label: str
     host: str
@@ -33,7 +33,7 @@ class Status:
     shared: bool = False
     """Builds stages that trials share."""
     stages: dict[str, list[Any]] = field(default_factory=dict)
-    """By stage: state, detail, and seconds that it took."""
+    """Stage -> state, detail, and seconds that it took."""
     stage: str = ""
     done: int = 0
     total: int = 0
@@ -47,7 +47,7 @@ class Status:
     outcome: str = ""
     """Status of the trial when it has ended."""
     reason: str = ""
-    """Why it ended, or why the process did."""
+    """Reason why it ended, or why the process did."""
     seconds: float = 0.0
     """Since the process began."""
 
@@ -63,10 +63,10 @@ class StatusFile(Reporter):
     """Keeps a trial's status file."""
 
     def __init__(
-        self, path: Path, label: str, shared: bool, tell: Callable[[], None] = lambda: None, lock: str = ""
+        self, path: Path, label: str, shared: bool, notify: Callable[[], None] = lambda: None, lock: str = ""
     ) -> None:
-        """`tell` is called after each write."""
-        self._path, self._tell, self._written = path, tell, 0.0
+        """Call `notify` after each write."""
+        self._path, self._notify, self._written = path, notify, 0.0
         self._stage_began = time.monotonic()
         self.status = Status(label, socket.gethostname(), os.getpid(), time.time(), lock, shared)
         self._write()
@@ -111,4 +111,4 @@ class StatusFile(Reporter):
         self.status.seconds = round(time.time() - self.status.began, 1)
         write_atomic(self._path, json.dumps(asdict(self.status)))
         self._written = time.monotonic()
-        self._tell()
+        self._notify()

@@ -31,11 +31,11 @@ from studies.tracking.background import Background
 from studies.tracking.sync import Synced, View, sync
 
 WAIT_SECONDS = 0.2
-"""Between two looks at children and statuses."""
+"""Seconds between two looks at children and statuses."""
 
 
 Left = Literal["nothing", "some", "all"]
-"""Of a hand's work, when it ends: trials are left after it got further with some, or with none."""
+"""Trials left when a hand's work ends: "some" after it got further with some, "all" if with none."""
 Hire = Callable[[Started, Agenda, Say], Hands]
 """Makes the hands of a study."""
 LOCAL = ("processes", "inline")
@@ -43,19 +43,19 @@ LOCAL = ("processes", "inline")
 CLUSTERS = ("slurm", "ray")
 """Jobs of SLURM, or tasks on a Ray cluster, that each take trials."""
 CLUSTER_JOBS = 32
-"""Hands on a cluster, unless ``--jobs`` says how many."""
+"""Hands on a cluster, without ``--jobs``."""
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study came to."""
+    """The result of a study."""
 
     study: Study
-    """As compared: of a search, its confirmation."""
+    """The study as compared: of a search, its confirmation."""
     folder: StudyFolder
     plan: list[Cell]
     records: list[TrialRecord]
-    """Of these cells, as configured now."""
+    """Records of these cells, as configured now."""
     verdicts: list[Verdict]
     report: Path | None
 
@@ -117,7 +117,7 @@ def run_study(
 def work(layout: Layout, name: str, profile: str, jobs: int, say: Say, *, stop: Callable[[], bool]) -> Left:
     """Work on a study that was started elsewhere, until nothing is left or others run all that is left.
 
-    Once `stop` says so, takes no further task, and ends when those that it has do.
+    Once `stop` returns true, takes no further task, and ends when those that it has do.
     """
     with join(layout, name, profile) as run:
         agenda = Agenda(run)
@@ -160,7 +160,7 @@ def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking
 
 
 def _sender(run: Started, agenda: Agenda) -> Callable[..., Synced | None]:
-    """What sends the study to MLflow as it is at each call."""
+    """Return a function that sends the study to MLflow as it is at each call."""
 
     def send(**how: Any) -> Synced | None:
         environment: dict[str, str] = run.module.environment()
@@ -178,15 +178,15 @@ def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
 
 
 def trial_count(study: Study) -> int:
-    """Trials in all; of a search, with as many confirmed as it asks for."""
+    """Number of trials in all; of a search, with all those that it will confirm."""
     if study.search is None:
         return len(study.arm_overrides()) * len(study.seeds)
     return study.search.trials + (1 + study.search.confirm.top) * len(study.search.confirm.seeds)
 
 
 def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
-    """What hires `jobs` hands of a name, with the options of a cluster in a file. Raises `UserError` with the names
-    that exist."""
+    """Return a function that hires `jobs` hands of a name, with the options of a cluster in a file. Raises `UserError`
+    with the names that exist."""
     names = [*LOCAL, *CLUSTERS]
     if name not in names:
         raise UserError(f"no executor '{name}'{nearest(name, names)}; there are: {', '.join(names)}")
@@ -201,8 +201,8 @@ def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
         from studies.execution.ray_tasks import Ray
         from studies.execution.ray_tasks import read_options as read_ray_options
 
-        asked = read_ray_options(options)
-        return lambda run, agenda, say: Ray(run, agenda, jobs, asked, say)
+        chosen = read_ray_options(options)
+        return lambda run, agenda, say: Ray(run, agenda, jobs, chosen, say)
     if name == "inline":
         return Inline
     return lambda run, agenda, say: Hand(run, agenda, jobs, say)

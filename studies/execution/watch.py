@@ -28,10 +28,10 @@ from studies.execution.status import Status, read_status
 from studies.tracking.sync import Running
 
 LOOK_SECONDS = 0.5
-"""Between two looks at the status files, where reading them takes less than `LOOK_SHARE` of that."""
+"""Seconds between two looks at the status files, where reading them takes less than `LOOK_SHARE` of that."""
 LOOK_SHARE = 0.04
 HEALTH_SECONDS = 5.0
-"""Between two judgements of a running trial's health, which take time in proportion to its records."""
+"""Seconds between two judgements of a running trial's health, which take time in proportion to its records."""
 LEFT = ("elsewhere", "interrupted")
 """Outcomes of a process that ended before its task did."""
 
@@ -42,11 +42,11 @@ class _Running:
 
     status: Status
     judged: float = float("-inf")
-    """When its health was last judged."""
+    """The time when its health was last judged."""
 
 
 class Watch:
-    """What has been seen of a study so far."""
+    """The state of a study as observed so far."""
 
     def __init__(self, run: Started, agenda: Agenda, display: Display) -> None:
         self._run, self._agenda, self._display = run, agenda, display

@@ -24,7 +24,7 @@ PROMPTS = {top: metric for metric, (top, _) in PER_PROMPT.items()} | {
     "kl": "objective/kl", "entropy": "objective/entropy", "reference_length": "eval/length",
     "reference_eos": "eval/eos_rate", **dict.fromkeys(("agree", "decided", "reference_gold_std"), "eval/gold"),
 }  # fmt: skip
-"""What an evaluation writes of a prompt, and a metric of the same bounds."""
+"""Columns that an evaluation writes of a prompt -> a metric of the same bounds."""
 _FACTORS = {("bits", "nats"): math.log(2.0), ("percent", "fraction"): 0.01}
 _POWERS = {("token", "sequence"): 1, ("sequence", "token"): -1}
 Keys = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
@@ -32,7 +32,7 @@ Keys = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isins
 
 
 class Named(Section):
-    """Where a metric comes from: ``(theirs - subtract) x factor``, after a conversion from `unit` where it is given."""
+    """The source of a metric: ``(theirs - subtract) x factor``, after a conversion from `unit` where it is given."""
 
     key: Keys
     unit: str | None = None
@@ -44,9 +44,9 @@ Theirs = Annotated[Named, BeforeValidator(lambda value: {"key": value} if isinst
 
 
 class Map(Section):
-    """How logs are read. Without `counts`, the x-axis `step` counts updates where `steps_per_update` is given, else
-    gradient steps. `length` is the tokens of a response where no column holds them. The columns `arm` and `seed` tell
-    the trials of a table apart; a number is the seed of all rows."""
+    """Rules for reading logs. Without `counts`, the x-axis `step` counts updates where `steps_per_update` is given,
+    else gradient steps. `length` is the tokens of a response where no column holds them. The columns `arm` and `seed`
+    distinguish the trials of a table; a number is the seed of all rows."""
 
     program: str | None = None
     step: Keys = ("step", "global_step", "training/global_step", "_step", "Step", "steps", "iteration")

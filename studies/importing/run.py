@@ -1,4 +1,4 @@
-"""What `ablate import` does: read and check everything, then write the records and the study's file; or nothing."""
+"""Carry out `ablate import`: read and check everything, then write the records and the study's file; or nothing."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from studies.importing.maps import check_columns, load_map
 from studies.importing.trials import ImportedTrial, Problem, doubts, read_trial
 
 STAGE, FORMAT = "imported", "studies.importing/3"
-"""Of every key: `FORMAT` is to be raised when the same log would give other series."""
+"""Parts of every key: `FORMAT` is to be raised when the same log would give other series."""
 NOTE = (
     "These trials were run by another program and imported: how they were configured, sampled and judged, and how their"
     " KL was estimated, is not known here. Where a metric was not evaluated, the mean of the last tenth of each trial's"
     " training records stands in its place. Rewards are in the units of the logs, unless the map converts them."
 )
-"""What stands at the head of the page."""
+"""Note at the head of the page."""
 PREFERRED = ("eval/win_rate", "eval/gold", "objective/gold", "eval/proxy", "objective/scores")
-"""What a study that is written here compares arms on: the first that every trial has."""
+"""Metrics to compare arms on, in a study that is written here: the first that every trial has."""
 
 
 def import_folder(

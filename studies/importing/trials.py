@@ -1,4 +1,4 @@
-"""From logs to a trial: series over gradient steps and outcomes by prompt, in our names and units, checked.
+"""Trials from logs: series over gradient steps and outcomes by prompt, in our names and units, checked.
 
 What was measured on the rollout of an update (`objective/*`, `reward/*`, explained variance) stands at the gradient
 steps that the policy had taken by then, all else at the last gradient step of the update.
@@ -25,7 +25,7 @@ from studies.importing.maps import PROGRAMS, PROMPT_ID, PROMPTS, Map, Named, con
 Taken = Mapping[str, tuple["pd.Series[Any]", Named]]
 """Our metric -> their column as logged, and how it is read."""
 TOLERANCE = 1e-6
-"""By how much a value may miss its bounds: what float32 rounding leaves of a quantity that is 0 or 1."""
+"""Tolerance of a bound: what float32 rounding leaves of a quantity that is 0 or 1."""
 
 
 class Problem(NamedTuple):
@@ -87,8 +87,8 @@ def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> ImportedTrial:
 
 
 def doubts(trial: ImportedTrial, settings: Mapping[str, Any]) -> Iterator[Problem]:
-    """Series that contradict each other, above all by a unit other than the assumed one; `settings` is what the study's
-    file says of the arm."""
+    """Find series that contradict each other, above all by a unit other than the assumed one; `settings`: the arm's own
+    in the study's file."""
     heads = [f"objective/{key}" for key in ("kl", "non_score_reward", "rlhf_reward", "scores", "entropy", "kl_coef")]
     table = pd.DataFrame(trial.series).reindex(columns=[*heads, "objective/kl_per_token", "policy/entropy"])  # else NaN
     kl, penalty, reward, scores, entropy, beta, kl_per_token, entropy_per_token = (table[key] for key in table)
@@ -130,7 +130,7 @@ def _read_series(x: pd.Series[Any], own: Map, taken: Taken, trial: ImportedTrial
     for ours, column in _possible(taken, values, trial):
         places = pd.Series(trained, column.index, dtype=float).where(column.notna())
         wrong = places <= places.cummax().ffill().shift()
-        if wrong.any() and not any(problem.kind == "repeated" for problem in trial.problems):  # one column tells it
+        if wrong.any() and not any(problem.kind == "repeated" for problem in trial.problems):  # one column suffices
             why = "no later than a row before, as after a resume; of two values at one step the last counts"
             trial.problems.append(_problem("repeated", ours, taken[ours][0], wrong, why))
         series = column.set_axis(rollout if ours.startswith(ON_ROLLOUT) else trained).dropna()
@@ -187,7 +187,7 @@ def _values(taken: Taken, length: float | None) -> pd.DataFrame:
 
 
 def _possible(taken: Taken, values: pd.DataFrame, trial: ImportedTrial) -> Iterator[tuple[str, pd.Series[float]]]:
-    """The columns that can be what their names say; the faults of others are noted."""
+    """The columns whose values fit their names; the faults of others are noted."""
     for ours in taken:
         column, raw, metric = values[ours], taken[ours][0][: len(values)], METRICS[PROMPTS.get(ours, ours)]
         kl = ours.startswith(("objective/kl", "eval/kl_")) and ours != "objective/kl_coef"

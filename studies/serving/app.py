@@ -50,19 +50,19 @@ def read(body: bytes, server: Server) -> Completion:
         content |= {name: [content[name]] for name in ("prompt", "stop") if isinstance(content.get(name), str)}
         given = {name: value for name, value in content.items() if value is not None}
         content = {"model": server.source.name} | given
-    asked, faults = validated(Completion, content)
-    if asked is None:
+    completion, faults = validated(Completion, content)
+    if completion is None:
         raise Refused(400, faults[0].text, *map(shown, faults[0].where[:1]))
-    check_model(asked.model, server.models)
-    if asked.size > COMPLETIONS:
-        raise Refused(400, f"prompts x n = {asked.size} completions: at most {COMPLETIONS}", "n")
-    if asked.measure and (asked.stop or "reference" not in server.models):
+    check_model(completion.model, server.models)
+    if completion.size > COMPLETIONS:
+        raise Refused(400, f"prompts x n = {completion.size} completions: at most {COMPLETIONS}", "n")
+    if completion.measure and (completion.stop or "reference" not in server.models):
         raise Refused(400, "measure = true: needs a trial, not a folder, and whole answers, without stop", "measure")
-    for row in server.tokenizer(asked.prompt, add_special_tokens=False)["input_ids"]:
-        if not 0 < len(row) <= (server.positions or math.inf) - asked.max_tokens:
-            why = f"a prompt has {len(row)} tokens and max_tokens is {asked.max_tokens}"
+    for row in server.tokenizer(completion.prompt, add_special_tokens=False)["input_ids"]:
+        if not 0 < len(row) <= (server.positions or math.inf) - completion.max_tokens:
+            why = f"a prompt has {len(row)} tokens and max_tokens is {completion.max_tokens}"
             raise Refused(400, f"{why}: the network reads 1 to {server.positions} together", "prompt")
-    return asked
+    return completion
 
 
 def check_model(name: str, models: Collection[str]) -> None:
@@ -103,18 +103,18 @@ def create_app(server: Server, hosts: Sequence[str] = HERE) -> Starlette:
 
     async def completions(request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":  # a page elsewhere may send anything else without being asked first
+        if kind != "application/json":  # other web pages may send anything else without a preflight request
             raise Refused(415, f"the content type is '{shown(kind)}': send application/json")
         body = bytearray()
         async for part in request.stream():
             body += part
             if len(body) > BODY_BYTES:
                 raise Refused(413, f"the body has more than {BODY_BYTES} bytes")
-        asked = read(bytes(body), server)
+        completion = read(bytes(body), server)
         about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
-        content: dict[str, Any] = about | await server.answer(asked)
+        content: dict[str, Any] = about | await server.answer(completion)
         server.counts['requests_total{status="200"}'] += 1
-        if not asked.stream:
+        if not completion.stream:
             return JSONResponse(content)
         events = [*(json.dumps(content | {"choices": [choice]}) for choice in content["choices"]), "[DONE]"]
         return Response("".join(f"data: {event}\n\n" for event in events), media_type="text/event-stream")

@@ -34,7 +34,7 @@ from studies.serving.weights import Folder, ServedTrial
 COMPLETIONS, WAITING = 64, 256
 """Completions of a batch, and of all requests that wait for one."""
 COLLECT_SECONDS, LOOK_SECONDS = 0.004, 1.0
-"""For further requests of a batch, and between two looks for newer weights while idle."""
+"""Seconds to wait for further requests of a batch, and between two looks for newer weights while idle."""
 log = logging.getLogger("uvicorn.error")
 
 
@@ -54,11 +54,11 @@ class Completion(BaseModel):
     model: str
     max_tokens: int = Field(16, ge=1, le=1024)
     temperature: float = Field(1.0, ge=0.0, le=2.0, allow_inf_nan=False)
-    """At 0 the likeliest token."""
+    """Temperature of sampling; 0 takes the likeliest token."""
     n: int = Field(1, ge=1)
     seed: int = Field(default_factory=lambda: secrets.randbits(53), ge=-(2**63), lt=2**63)
     logprobs: int | None = Field(None, ge=0, le=0)
-    """0: of the tokens that were drawn; no others are told."""
+    """0: log-probs of the tokens that were drawn, and of no others."""
     stop: list[str] = Field([], max_length=4)
     stream: bool = False
     measure: bool = False
@@ -112,13 +112,13 @@ class Server:
 
     @property
     def waiting(self) -> int:
-        return sum(asked.size for asked, _ in self._jobs)
+        return sum(request.size for request, _ in self._jobs)
 
-    async def answer(self, asked: Completion) -> dict[str, Any]:
+    async def answer(self, request: Completion) -> dict[str, Any]:
         """Wait for the answer. Raises `Refused` where too many do."""
-        if self.waiting + asked.size > WAITING:
+        if self.waiting + request.size > WAITING:
             raise Refused(429, f"{self.waiting} completions wait already, of at most {WAITING}")
-        self._jobs.append((asked, answer := asyncio.Future[dict[str, Any]]()))
+        self._jobs.append((request, answer := asyncio.Future[dict[str, Any]]()))
         self._arrived.set()
         return await answer
 
@@ -130,12 +130,12 @@ class Server:
                 await asyncio.sleep(COLLECT_SECONDS)
             batch = list[Job]()
             for job in self._jobs:
-                fits = sum(asked.size for asked, _ in [*batch, job]) <= COMPLETIONS
+                fits = sum(request.size for request, _ in [*batch, job]) <= COMPLETIONS
                 batch += [job] if fits and job[0].kind == self._jobs[0][0].kind else []
             self._jobs = [job for job in self._jobs if job not in batch]
             if not self._jobs:
                 self._arrived.clear()
-            answers, rest = await asyncio.to_thread(self._work, [asked for asked, _ in batch])
+            answers, rest = await asyncio.to_thread(self._work, [request for request, _ in batch])
             for (_, answer), found in zip(batch, answers, strict=True):
                 answer.set_exception(found) if isinstance(found, Exception) else answer.set_result(found)
             await asyncio.sleep(rest)
@@ -159,7 +159,7 @@ class Server:
         """The answers to requests of one kind, with the weights of this moment."""
         first, device = batch[0], self.source.device
         model = self._reference if first.model == "reference" else self._policy
-        prompts = [prompt for asked in batch for prompt in asked.prompt for _ in range(asked.n)]
+        prompts = [prompt for request in batch for prompt in request.prompt for _ in range(request.n)]
         queries, mask = (tensor.to(device) for tensor in tokenize_prompts(self.tokenizer, prompts))
         # The noise of a completion depends on seed and index alone, and that of a longer one begins alike.
         noise = [uniforms(1, first.max_tokens, "serve", one.seed, i) for one in batch for i in range(one.size)]
@@ -172,17 +172,17 @@ class Server:
             pairs = zip(batch, accumulate(one.size for one in batch), strict=True)
             return [self._answer(one, model, drawn.take(slice(end - one.size, end))) for one, end in pairs]
 
-    def _answer(self, asked: Completion, model: CausalLM, drawn: Completions) -> dict[str, Any]:
+    def _answer(self, request: Completion, model: CausalLM, drawn: Completions) -> dict[str, Any]:
         choices, episodes = list[dict[str, Any]](), drawn.episodes
         for i, text in enumerate(drawn.texts):
-            cut = min((at for stop in asked.stop if (at := text.find(stop)) >= 0), default=None)
+            cut = min((at for stop in request.stop if (at := text.find(stop)) >= 0), default=None)
             finish = "stop" if cut is not None or episodes.ended[i] else "length"
-            logprobs = None if asked.logprobs is None else self._explained(model, drawn.take(slice(i, i + 1)), cut)
+            logprobs = None if request.logprobs is None else self._explained(model, drawn.take(slice(i, i + 1)), cut)
             choices.append({"index": i, "text": text[:cut], "logprobs": logprobs, "finish_reason": finish})
-        for choice, measured in zip(choices, self._measured(drawn) if asked.measure else (), strict=False):
+        for choice, measured in zip(choices, self._measured(drawn) if request.measure else (), strict=False):
             choice["measured"] = measured
-        read, new = int(episodes.query_mask[:: asked.n].sum()), int(episodes.lengths.sum())
-        about = {"model": asked.model, "system_fingerprint": str(self.revision), "seed": asked.seed}
+        read, new = int(episodes.query_mask[:: request.n].sum()), int(episodes.lengths.sum())
+        about = {"model": request.model, "system_fingerprint": str(self.revision), "seed": request.seed}
         usage = {"prompt_tokens": read, "completion_tokens": new, "total_tokens": read + new}
         return {**about, "revision": self.revision._asdict(), "choices": choices, "usage": usage}
 
@@ -196,10 +196,10 @@ class Server:
         return {"tokens": texts[:n], "token_logprobs": logprobs[:n], "text_offset": starts[:n], "top_logprobs": None}
 
     def _measured(self, drawn: Completions) -> list[dict[str, Any]]:
-        """Of each completion the log-probs under both networks and the exact KL, token by token, proxy and gold."""
+        """Return each completion's log-probs under both networks and exact KL, token by token, proxy and gold."""
         kl, _, nats, ratios = drift(self._policy, self._reference, drawn.episodes, 1.0, self._room)
         proxy, gold = [None] * len(drawn.texts), self._gold(drawn).tolist()
-        with suppress(UserError):  # a reward with opponents knows the prompts of its trial alone
+        with suppress(UserError):  # a reward with opponents has its trial's prompts alone
             proxy = self._proxy(drawn).tolist()
         columns = (ratios - nats).tolist(), (-nats).tolist(), kl.tolist(), drawn.episodes.lengths.tolist(), proxy, gold
         return [

@@ -30,7 +30,7 @@ from studies.execution.recorded import study_folder
 
 
 class Revision(NamedTuple):
-    """Which weights gave an answer: key of the training in the store and gradient steps, or the digest of a folder."""
+    """The weights behind an answer: key of the training in the store and gradient steps, or the digest of a folder."""
 
     trial: str
     step: int | None
@@ -90,7 +90,7 @@ class ServedTrial:
         return None
 
     def trains(self) -> bool:
-        """Whether a trial, this one or another, trains in the same output root."""
+        """Return whether a trial, this one or another, trains in the same output root."""
         begun = self._store.root.glob("train*/.partial/*")
         return any(self._store.is_building(path.parents[1].name, path.name) for path in begun)
 

@@ -1,4 +1,4 @@
-"""What MLflow shows of a study's parent run and of each trial: tags, and a description in Markdown."""
+"""Tags and Markdown descriptions in MLflow, of a study's parent run and of each trial."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def key_of(prefix: str, name: str) -> str:
 
 
 def _note_of_study(study: Study, claimed: Standing | None = None) -> str:
-    """What is asked, what was claimed and when, and how to read the answer."""
+    """Describe a study: its question, its claims and when they were made, and how to read the answer."""
     parts = [f"- **{part.name}**: {part.claim}. Expected: `{part.condition}`." for part in study.hypotheses]
     claims = [f"- **{claim.name}**: {claim.claim}. Refuted by `{claim.condition}`." for claim in study.falsifiers]
     if claimed:
@@ -113,7 +113,7 @@ def _note_of_study(study: Study, claimed: Standing | None = None) -> str:
 
 
 def _note_of_end(folder: StudyFolder, record: TrialRecord, verdicts: Sequence[Verdict], health: Health) -> str:
-    """How a trial ended, its health, its verdicts, and where its samples and the report are."""
+    """Describe a trial's end: its status, health and verdicts, and the place of its samples and the report."""
     claims = "\n".join(f"- **{verdict.name}**: {verdict.outcome}; {verdict.reason}" for verdict in verdicts) or "- none"
     samples = [f"`{stage}/samples.csv`" for stage in ("evaluate", "train") if stage in record.stages]
     report = folder.report.relative_to(folder.root) / "index.html"

@@ -1,4 +1,4 @@
-"""The MLflow runs of a study folder, and the file that says what MLflow has, so that nothing is sent twice.
+"""The MLflow runs of a study folder, and the file that lists what MLflow has, so that nothing is sent twice.
 
 The process may die, and an answer may be lost, between any two calls. Then the file is behind: a run is looked up in
 MLflow before it is made, and MLflow ignores a point that it has, since a point is always sent with the same time.
@@ -34,7 +34,7 @@ MAX_METRICS, MAX_PARAMS, MAX_VALUE = 1000, 100, 6000
 
 @dataclass
 class Run:
-    """What MLflow has of a run."""
+    """The content of a run in MLflow."""
 
     id: str
     began_ms: int
@@ -42,9 +42,9 @@ class Run:
     shown: str = ""
     """`RUNNING`, `INTERRUPTED`, or the fingerprint of the record that the run shows in full."""
     sent_bytes: int = 0
-    """Of the metrics file."""
+    """Bytes of the metrics file that were sent."""
     step: int = 0
-    """Of the last row that was sent."""
+    """Step of the last row that was sent."""
 
 
 class Runs:
@@ -78,7 +78,7 @@ class Runs:
 
     @cached_property
     def _origin(self) -> str:
-        """A random name of the folder, which tells its runs from those of others in a server's store."""
+        """A random name of the folder, which sets its runs apart from those of others in a server's store."""
         file = self._folder.path / "origin.txt"
         if self._server and not file.exists():
             write_atomic(file, f"{uuid.uuid4().hex}\n")
@@ -97,7 +97,7 @@ class Runs:
         known = _tags(texts) if found else []  # a new run has them
         if not found:
             found = [self.client.create_run(self.experiment, run_name=name, tags=texts)]
-            if self._server:  # of a request whose answer is lost, the client asks again
+            if self._server:  # the client repeats a request whose answer is lost
                 found = self.client.search_runs([self.experiment], query)
         first, *others = (run.info for run in found)
         for other in others:

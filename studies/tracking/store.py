@@ -55,8 +55,8 @@ def client_of(uri: str) -> Any:
 
 
 def has_run(layout: Layout, experiment: str, run: str) -> bool:
-    """Whether the store has a run that nobody deleted. The own database is read without MLflow, which takes seconds to
-    import."""
+    """Return whether the store has an undeleted run. Reads the own database without MLflow, whose import takes
+    seconds."""
     if uri := server():
         return bool(run and client_of(uri).search_runs([experiment], f"attributes.run_id = '{run}'"))
     database = layout.mlflow_file

@@ -76,7 +76,7 @@ class View:
     plan: Sequence[Planned]
     """The trials as configured now. Claims relative to the baseline are judged by its trials among these."""
     environment: Mapping[str, str]
-    """Of the trials that run."""
+    """Environment of the trials that run."""
 
 
 def sync(

@@ -62,7 +62,7 @@ def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def whole(write_study: Callable[..., Study], tmp_path: Path) -> dict[str, bytes]:
-    """What processes on this machine make of the study `fake_trial.SHORT`."""
+    """The results of processes on this machine for the study `fake_trial.SHORT`."""
     from fake_trial import SHORT
     from light_study import go, results
 

@@ -88,7 +88,7 @@ def record_of(arm: str = "weak", seed: int = 0, **values: Any) -> TrialRecord:
 
 
 def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:
-    """All that complete trials left, but for what tells the time."""
+    """All that complete trials left, but for times."""
     found = {}
     for record in result.records:
         assert record.status == "complete"
@@ -106,7 +106,7 @@ CELLS = ["0.01/0", "0.2/0"]
 
 
 def half_way(layout: Layout, trials: int = len(CELLS)) -> bool:
-    """Whether so many trials have written to their metrics."""
+    """Return whether so many trials have written to their metrics."""
     return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == trials
 
 
@@ -119,7 +119,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

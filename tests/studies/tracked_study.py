@@ -27,7 +27,7 @@ class Tracked:
 
     study: Study
     layout: Layout
-    said: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     """Warnings."""
 
     def __post_init__(self) -> None:
@@ -79,11 +79,11 @@ class Tracked:
         """One pass; with the verdicts where the study is complete."""
         judged = verdicts(self.study, self.folder, self.plan) if status == "complete" else ()
         view = View(self.study, "tiny", self.layout, self.folder, self.plan, {"python": "3"})
-        return sync(view, self.said.append, running=running, status=status, verdicts=judged)
+        return sync(view, self.warnings.append, running=running, status=status, verdicts=judged)
 
     def moved(self, place: Path) -> Tracked:
         """A copy elsewhere. MLflow keeps databases open within a process, so one that is lost is lost in a copy."""
         shutil.copytree(self.layout.root, place)
         copy = object.__new__(Tracked)
-        copy.study, copy.layout, copy.said = self.study, Layout(place), []
+        copy.study, copy.layout, copy.warnings = self.study, Layout(place), []
         return copy

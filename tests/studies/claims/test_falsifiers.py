@@ -31,7 +31,7 @@ def falsifier(aggregation: Any = "any", op: Any = ">", threshold: float = 0.25) 
 
 @given(SERIES, AGGREGATIONS, st.sampled_from([*OPS]), st.integers(90, 110), st.randoms(use_true_random=False))
 def test_a_verdict_follows_its_definition(series: Series, aggregation: Any, op: str, steps: int, random: Any) -> None:
-    """Of two values at one step the last counts, NaN never, and nothing at or after the step; order does not matter."""
+    """The last of two values at one step counts, NaN never, and nothing at or after the step; order does not matter."""
     records = sorted({step: value for step, value in series if not math.isnan(value) and step < BEFORE}.items())
     breaks = [OPS[op](value, 0.25) for _, value in records]
     n = aggregation["consecutive"] if isinstance(aggregation, dict) else 1

@@ -34,7 +34,7 @@ def badges(study: Study, layout: Layout) -> Standing:
     return standing(study, layout.study(study.name, "tiny"), "tiny", SMALL)
 
 
-def said(study: Study, layout: Layout) -> tuple[str, str, str]:
+def texts(study: Study, layout: Layout) -> tuple[str, str, str]:
     """The badges of the sentence, of `wins` and of `drift`."""
     found = badges(study, layout)
     return str(found.hypothesis), str(found.hypotheses["wins"]), str(found.falsifiers["drift"])
@@ -64,7 +64,7 @@ def test_the_first_start_registers_and_a_rerun_adds_nothing(write_study: Write, 
     assert (line.content["seeds"], line.content["hypothesis"]) == ([0, 1], "It does.")
     go(study, layout)
     assert len(read_chain(folder_of(layout))) == 1
-    assert said(study, layout) == (EARLY, EARLY, EARLY)
+    assert texts(study, layout) == (EARLY, EARLY, EARLY)
 
 
 def test_a_change_is_visible_before_and_after_the_next_start(write_study: Write, layout: Layout) -> None:
@@ -73,9 +73,9 @@ def test_a_change_is_visible_before_and_after_the_next_start(write_study: Write,
     for run in (False, True):
         if run:
             go(write_study(HIGHER), layout)
-        assert said(write_study(HIGHER), layout) == (EARLY, EARLY, amended)
+        assert texts(write_study(HIGHER), layout) == (EARLY, EARLY, amended)
     assert [line.ended for line in read_chain(folder_of(layout))] == [0, 4]
-    assert said(write_study(TEXT), layout)[2] == EARLY
+    assert texts(write_study(TEXT), layout)[2] == EARLY
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_claims_on_trials_that_another_study_has_run_are_late(write_study: Write
     other = write_study(TEXT.replace("before_step: 32", "before_step: 32, arms: [strong]"), "other")
     go(other, layout)
     assert len(calls(layout)) == 4, "two trials came from the store"
-    sentence, _, drift = said(other, layout)
+    sentence, _, drift = texts(other, layout)
     assert sentence == "registered after part of the data (2 of 4 trials had finished)"
     assert drift == "registered after part of the data (1 of 2 trials had finished)"
 
@@ -123,10 +123,10 @@ def test_claims_are_early_where_another_study_runs_the_trials_later(write_study:
 def test_a_change_before_any_trial_has_ended_counts_as_registered(write_study: Write, layout: Layout) -> None:
     stop_at_once(write_study(TEXT), layout)
     for changed in (HIGHER, TEXT.replace("kl.beta: 0.2", "kl.beta: 0.3")):
-        assert said(write_study(changed), layout)[2] == "registered with the next start"
+        assert texts(write_study(changed), layout)[2] == "registered with the next start"
     go(write_study(HIGHER), layout)
     assert [line.ended for line in read_chain(folder_of(layout))] == [0, 0]
-    assert said(write_study(HIGHER), layout)[2] == EARLY
+    assert texts(write_study(HIGHER), layout)[2] == EARLY
 
 
 # --- arms and claims that come later -----------------------------------------------------------------------
@@ -134,14 +134,14 @@ def test_a_change_before_any_trial_has_ended_counts_as_registered(write_study: W
 
 def test_an_added_arm_amends_no_claim_unless_it_changes_after_its_trials(write_study: Write, layout: Layout) -> None:
     go(write_study(TEXT), layout)
-    assert said(write_study(with_none()), layout) == (NONE_LATER, EARLY, NONE_LATER)
+    assert texts(write_study(with_none()), layout) == (NONE_LATER, EARLY, NONE_LATER)
     go(write_study(with_none(0.3)), layout)
-    assert said(write_study(with_none(0.3)), layout) == (NONE_LATER, EARLY, NONE_LATER)
+    assert texts(write_study(with_none(0.3)), layout) == (NONE_LATER, EARLY, NONE_LATER)
     text = "amended after 6 trials: settings none kl.beta 0.3 -> 0.7"
     for run in (False, True):
         if run:
             go(write_study(with_none(0.7)), layout)
-        assert said(write_study(with_none(0.7)), layout) == (text, EARLY, text)
+        assert texts(write_study(with_none(0.7)), layout) == (text, EARLY, text)
 
 
 # --- the chain ---------------------------------------------------------------------------------------------

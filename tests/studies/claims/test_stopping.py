@@ -33,19 +33,19 @@ def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
     assert weak.reason == f"stopped by rule: {KL} = 0.2909 > 0.2 at step 32"
     assert weak.summary["eval/win_rate"] == 0.6, "it is evaluated as it was when it stopped"
     assert (strong.status, strong.steps) == ("complete", 64)
-    told = {(one.arm, one.name): one for one in result.verdicts if one.seed == 0}
-    drift = told["weak", "drift"]
+    found = {(one.arm, one.name): one for one in result.verdicts if one.seed == 0}
+    drift = found["weak", "drift"]
     assert (drift.outcome, drift.evidence) == ("FALSIFIED", ((32, pytest.approx(0.2909, abs=1e-4)),))
     assert drift.run == weak.stages["train"].key
-    assert told["weak", "calm"].reason == "the run came to 48 of 60 gradient steps"
-    assert ("strong", "drift") not in told
-    assert told["strong", "calm"].outcome == "SURVIVED"
+    assert found["weak", "calm"].reason == "the run came to 48 of 60 gradient steps"
+    assert ("strong", "drift") not in found
+    assert found["strong", "calm"].outcome == "SURVIVED"
     assert text.count("weak seed 0: claim drift FALSIFIED, 0.2909 at step 32") == 1
 
 
 @pytest.mark.usefixtures("no_mlflow")
 def test_stopping_is_part_of_what_a_trial_is(write_study: Write, layout: Layout) -> None:
-    """Only the arms that the rule speaks of run again without it; a claim in other words is the same rule."""
+    """Only the arms of the rule run again without it; a claim in other words is the same rule."""
     go(write_study(STOP), layout)
     assert len(fake_trial.calls(layout)) == 4
     result, _ = go(write_study(STOP.replace("stop: true", "stop: false")), layout)

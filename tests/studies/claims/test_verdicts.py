@@ -133,7 +133,7 @@ def test_each_seed_is_compared_with_the_baseline_of_that_seed(recorded: Callable
 def test_no_claim_survives_on_the_steps_that_the_target_kl_let_pass(
     recorded: Callable[[str], Study], layout: Layout, form: str
 ) -> None:
-    """Of 4 updates of 16 steps each took 2, and then `first` more; without the column all that were planned."""
+    """Each of 4 updates of 16 steps took 2, and then `first` more; without the column all that were planned."""
     study = recorded(form.replace(KL, "policy/approxkl").replace("before_step: 48", "before_step: 64"))
     for arm, taken, first, outcome in (
         ("base", None, 0, "SURVIVED"),
@@ -235,11 +235,11 @@ STUDY = (
 def test_a_running_study_tells_what_the_records_say(write_study: Write, layout: Layout, executor: str) -> None:
     """`strong` runs after `weak`, so with it as the baseline the claim on `weak` is decided when `strong` has ended."""
     result, text = go(write_study(STUDY), layout, executor)
-    told = {(one.name, one.arm, one.seed): one for one in result.verdicts}
-    assert {one.outcome for key, one in told.items() if key[0] == "wins"} == {"FALSIFIED"}
+    by_claim = {(one.name, one.arm, one.seed): one for one in result.verdicts}
+    assert {one.outcome for key, one in by_claim.items() if key[0] == "wins"} == {"FALSIFIED"}
     assert text.count("weak seed 0: claim wins FALSIFIED, 0.6\n") == 1
-    assert {key for key in told if key[0] == "further"} == {("further", "weak", 0), ("further", "weak", 1)}
-    fallen = told["further", "weak", 0]
+    assert {key for key in by_claim if key[0] == "further"} == {("further", "weak", 0), ("further", "weak", 1)}
+    fallen = by_claim["further", "weak", 0]
     assert (fallen.outcome, fallen.step) == ("FALSIFIED", 32)
     assert text.count(f"weak seed 0: claim further FALSIFIED, {fallen.reason}\n") == 1
     again, text = go(write_study(STUDY), layout, executor)

@@ -86,8 +86,8 @@ def test_falsify_exits_with_the_verdict(write_study: Write, layout: Layout) -> N
     lower = write_study(Path(study.source).read_text().replace("threshold: 0.5", "threshold: 0.1"))
     refuted = ablate("falsify", lower.source, *out, "--json")
     assert refuted.exit_code == 1
-    told = json.loads(refuted.stdout)["verdicts"]
-    assert [(v["arm"], v["seed"], v["outcome"], v["step"]) for v in told][::2] == [
+    judged = json.loads(refuted.stdout)["verdicts"]
+    assert [(v["arm"], v["seed"], v["outcome"], v["step"]) for v in judged][::2] == [
         ("weak", 0, "FALSIFIED", 16), ("strong", 0, "SURVIVED", None),
     ]  # fmt: skip
     stale = ablate("falsify", lower.source, *out, "--set", "optimiser.lr=0.01", "--json")

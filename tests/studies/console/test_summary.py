@@ -31,14 +31,14 @@ KL = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "r
 RATIO = Symptom("policy/ratio", "above", 1.1, 20, 100, 4, "explodes", "lower optimiser.lr")
 
 
-def said(*arms: ArmHealth) -> str:
+def printed(*arms: ArmHealth) -> str:
     text = io.StringIO()
     print_health(Console(file=text, width=200), arms)
     return text.getvalue()
 
 
 def test_unhealthy_arms_are_named_with_the_worst_symptom() -> None:
-    assert said(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL, RATIO), 8: (RATIO,)})) == (
+    assert printed(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL, RATIO), 8: (RATIO,)})) == (
         "Health: unhealthy in 2 of 8 judged trials\n"
         "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4."
         " Likely cause: far. Try: raise kl.beta. Also outside: policy/ratio.\n\n"

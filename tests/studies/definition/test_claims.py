@@ -44,7 +44,7 @@ def plan_of(write_study: Write, line: str, weak: str = "kl.beta: 0.01", strong: 
 
 
 @pytest.mark.parametrize(
-    ("line", "arms", "says"),
+    ("line", "arms", "expected"),
     [
         ("metric: objective/kl, before_step: 64", {}, ""),
         ("metric: objective/kl, before_step: 65", {}, "cannot survive: it covers the first 65 ... 64"),
@@ -62,19 +62,19 @@ def plan_of(write_study: Write, line: str, weak: str = "kl.beta: 0.01", strong: 
     ],
 )  # fmt: skip
 def test_claims_that_the_planned_trials_cannot_decide(
-    write_study: Write, line: str, arms: dict[str, str], says: str
+    write_study: Write, line: str, arms: dict[str, str], expected: str
 ) -> None:
     study = plan_of(write_study, line, **arms)
     found = untestable(study, cells(study, None, {} if "train.steps" in str(arms) else SHORT))
-    if not says:
+    if not expected:
         assert found == []
         return
-    (told,) = found
-    assert told.startswith("claim n ")
+    (warning,) = found
+    assert warning.startswith("claim n ")
     position = 0
-    for part in says.split(" ... "):
-        assert part in told[position:], told
-        position = told.index(part)
+    for part in expected.split(" ... "):
+        assert part in warning[position:], warning
+        position = warning.index(part)
 
 
 def test_a_hypothesis_that_the_planned_trials_cannot_decide(write_study: Write) -> None:

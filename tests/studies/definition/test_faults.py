@@ -111,23 +111,23 @@ def faults(write_study: Write, text: str) -> list[str]:
     return str(error.value).splitlines()
 
 
-def matches(says: str, line: str) -> bool:
-    return re.search(".*".join(map(re.escape, says.split(" ... "))), line) is not None
+def matches(expected: str, line: str) -> bool:
+    return re.search(".*".join(map(re.escape, expected.split(" ... "))), line) is not None
 
 
-@pytest.mark.parametrize(("text", "says"), FILES.items(), ids=[*map(str, range(len(FILES)))])
-def test_a_file_is_refused(write_study: Write, text: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), FILES.items(), ids=[*map(str, range(len(FILES)))])
+def test_a_file_is_refused(write_study: Write, text: str, expected: str) -> None:
     lines = faults(write_study, text)
     assert "small.yaml" in lines[0]
-    assert matches(says, "\n".join(lines)), lines
+    assert matches(expected, "\n".join(lines)), lines
 
 
-@pytest.mark.parametrize(("text", "old", "new", "says"), EDITS, ids=[edit[2] for edit in EDITS])
-def test_a_fault_is_reported_in_one_line(write_study: Write, text: str, old: str, new: str, says: str) -> None:
+@pytest.mark.parametrize(("text", "old", "new", "expected"), EDITS, ids=[edit[2] for edit in EDITS])
+def test_a_fault_is_reported_in_one_line(write_study: Write, text: str, old: str, new: str, expected: str) -> None:
     assert old in text
     lines = faults(write_study, text.replace(old, new, 1))
     assert all("small.yaml" in line for line in lines)
-    assert any(matches(says, line) for line in lines), lines
+    assert any(matches(expected, line) for line in lines), lines
     assert len(lines) == (2 if "qestion" in new else 1)
 
 

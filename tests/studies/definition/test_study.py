@@ -1,4 +1,4 @@
-"""From a study file to its trials: designs, seeds, settings, algorithms, and how a file is found."""
+"""The trials of a study file: designs, seeds, settings, algorithms, and how a file is found."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_only_arms_of_a_claim_that_stops_are_stopped(write_study: Write) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "changes", "says"),
+    ("text", "changes", "expected"),
     [
         (STUDY, {"kl.beta": 1}, "--set: 'kl.beta' is what small varies"),
         (STUDY, {"train.seed": 1}, "--set: 'train.seed' is set by the study's seeds"),
@@ -111,9 +111,9 @@ def test_only_arms_of_a_claim_that_stops_are_stopped(write_study: Write) -> None
          "arms.strong with --set: critic.kind 'separate' is not for advantage 'rloo'"),
     ],
 )  # fmt: skip
-def test_a_setting_for_all_arms(write_study: Write, text: str, changes: dict[str, object], says: str) -> None:
+def test_a_setting_for_all_arms(write_study: Write, text: str, changes: dict[str, object], expected: str) -> None:
     study = write_study(text)
-    if not says:
+    if not expected:
         assert all(
             cell.config.kl.adaptive.target == changes["kl.adaptive.target"] for cell in cells(study, None, changes)
         )
@@ -121,7 +121,7 @@ def test_a_setting_for_all_arms(write_study: Write, text: str, changes: dict[str
     with pytest.raises(UserError) as error:
         cells(study, None, changes)
     (line,) = {line.partition("small.yaml, line 9: ")[2] or line for line in str(error.value).splitlines()[:1]}
-    assert says in line
+    assert expected in line
 
 
 def test_the_design_digest_follows_content_and_not_order(write_study: Write) -> None:
@@ -204,12 +204,12 @@ def test_a_study_is_found_by_name_or_path(write_study: Write, monkeypatch: pytes
     monkeypatch.chdir(folder)
     assert load_study("mine").source == load_study("./mine.yaml").source == study.source
     assert (study.argument, load_study("kl_ablation").argument) == ("mine", "kl_ablation")
-    for name, says in (
+    for name, expected in (
         ("mein", r"no study 'mein'; did you mean 'mine'\?; there are: a_star_po, clip_ablation, .*, mine \("),
         ("kl_ablaton+confirm", r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?"),
         (str(folder), "is a folder"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=expected):
             load_study(name)
     write_study(name="kl_ablation")
     with pytest.raises(UserError, match="two studies are named 'kl_ablation'"):

@@ -1,4 +1,4 @@
-"""What hands ask of a cluster, and the files with its options."""
+"""Resources that hands request from a cluster, and the files with its options."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from studies.execution.slurm import wanted
 def test_a_job_of_slurm_asks_for_what_the_largest_trial_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     small = load_config("smoke")
     large = load_config("smoke", {"runtime.threads": 4, "caps.wall_clock_h": 5.0, "caps.memory_gib": 8.0})
-    asked = wanted([small, large])
+    found = wanted([small, large])
     memory = max(one.caps.memory_gib for one in (small, large))
-    assert (asked["cpus-per-task"], asked["time"], asked["mem"]) == ("4", "330", f"{int(1024 * (1.25 * memory + 1))}M")
+    assert (found["cpus-per-task"], found["time"], found["mem"]) == ("4", "330", f"{int(1024 * (1.25 * memory + 1))}M")
     monkeypatch.setattr(slurm, "gpu_visible", lambda: True)
     assert wanted([load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})])["gres"] == "gpu:2"
 

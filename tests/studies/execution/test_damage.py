@@ -58,7 +58,7 @@ FILES = {
     "evaluate manifest": ("store/evaluate/KEY/manifest.json", {"report", "export", "sync"}),
     "tokenizer": ("store/prompts/KEY/tokenizer/tokenizer.json", {"export"}),
 }
-"""What is damaged, and who reads it."""
+"""Files to damage, and the commands that read them."""
 SAMPLE = [
     ("record", "flipped bit"), ("record", "folder"), ("study.json", "list"), ("series", "zeros"),
     ("evaluation", "flipped bit"), ("weights", "flipped bit"), ("train manifest", "empty mapping"),
@@ -133,9 +133,9 @@ def test_readers_name_a_damaged_file_and_change_no_verdict(finished: Finished, n
         done = finished.run(command)
         if command in FILES[name][1]:
             assert done.exit_code == FAULT, (command, done.output, done.exception)
-            (said,) = done.output.strip().splitlines()
-            assert str(file) in said
-            assert "again" in said, "it says what repairs the file"
+            (line,) = done.output.strip().splitlines()
+            assert str(file) in line
+            assert "again" in line, "the message names the repair"
         else:
             assert done.exit_code == (FALSIFIED if command == "falsify" else 0), (command, done.output)
         shutil.rmtree(finished.root / "exported", ignore_errors=True)
@@ -150,8 +150,8 @@ def test_a_study_makes_again_what_was_damaged(finished: Finished, name: str, how
     DAMAGE[how](file)
     done = finished.study()
     assert done.exit_code == 0, (done.output, done.exception)
-    (said,) = [line for line in done.output.splitlines() if "set aside" in line]
-    assert file.name in said
+    (line,) = [line for line in done.output.splitlines() if "set aside" in line]
+    assert file.name in line
     assert any(path.parent.name == ".damaged" for path in finished.out.rglob("*")), "nothing damaged is deleted"
     assert file.is_file()
     assert finished.run("falsify").exit_code == FALSIFIED

@@ -1,4 +1,4 @@
-"""What leaves the house: a folder that loads without us, and says truly what is in it."""
+"""Exports of a policy: a folder that loads without us, and describes its content truly."""
 
 from __future__ import annotations
 

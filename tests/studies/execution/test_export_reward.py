@@ -1,4 +1,4 @@
-"""A reward model leaves the house as a classifier that says the same of the same texts."""
+"""A reward model is exported as a classifier that gives the same texts the same scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REST = [text.removeprefix(prompt) for text, prompt in zip(TEXTS, PROMPTS, strict
 
 
 def by_transformers(folder: Path, texts: list[str], side: str = "right") -> torch.Tensor:
-    """What somebody without this package would compute."""
+    """Compute scores as somebody without this package would."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     model = AutoModelForSequenceClassification.from_pretrained(folder, use_safetensors=True).eval()

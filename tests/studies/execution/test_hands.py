@@ -122,7 +122,7 @@ def taken(agenda: Agenda) -> tuple[Task, FileLock]:
 
 
 def test_a_hand_waits_for_no_stage_that_another_builds(write_study: Write, layout: Layout) -> None:
-    """Be it for another study: the store's own lock tells."""
+    """Nor for a stage of another study: the store's own lock shows it."""
     layout.root.mkdir(parents=True)
     agenda = agenda_of(write_study(), layout)
     (cell, *_) = agenda.open()

@@ -34,11 +34,11 @@ class World:
         self.ran: list[str] = []
 
     def search(self) -> Proposals:
-        """As a hand sees it that begins now."""
+        """The search of a hand that begins now."""
         return Proposals(self.study, "tiny", {}, self.folder, self._recorded)
 
     def start(self) -> None:
-        """As a new command does: trials that were given up are tried again."""
+        """Start as a new command does: trials that were given up are tried again."""
         for path in given_up(Started(self.study, "tiny", {}, self.layout, self.folder)):
             path.unlink()
 

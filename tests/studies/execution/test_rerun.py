@@ -42,23 +42,23 @@ def command(*arguments: str) -> tuple[int, list[str], str]:
     script = SCRIPT.format(arguments=["ablate", *arguments], heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    *said, last = done.stdout.splitlines()
+    *output, last = done.stdout.splitlines()
     code, modules = json.loads(last)
-    return code, modules, "\n".join(said)
+    return code, modules, "\n".join(output)
 
 
 def test_a_rerun_with_nothing_to_do_imports_nothing_that_works(recorded: Path) -> None:
     out = ("--out", str(recorded.parent / "out"))
-    code, modules, said = command("study", str(recorded), *out)
-    assert (code, {"optuna", "mlflow"} <= {*modules}) == (0, True), said  # neither had the records yet
+    code, modules, output = command("study", str(recorded), *out)
+    assert (code, {"optuna", "mlflow"} <= {*modules}) == (0, True), output  # neither had the records yet
     report = recorded.parent / "out" / "studies" / "idle" / "smoke" / "report" / "index.html"
     made = report.stat().st_mtime_ns
 
     assert command("study", str(recorded), *out)[:2] == (0, [])
     assert report.stat().st_mtime_ns == made
-    code, modules, said = command("plan", str(recorded), *out)
+    code, modules, output = command("plan", str(recorded), *out)
     assert (code, modules) == (0, [])
-    assert "Nothing will run: all 2 trials are cached" in said
+    assert "Nothing will run: all 2 trials are cached" in output
     assert command("falsify", str(recorded), *out)[1] == []
 
     report.unlink()

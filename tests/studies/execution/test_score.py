@@ -63,16 +63,16 @@ def test_every_format_comes_back_with_its_own_columns_and_the_scores(tmp_path: P
 def test_a_trained_reward_scores_a_text_whatever_is_beside_it(layout: Layout, tmp_path: Path) -> None:
     recorded_reward(layout)
     many = [ROWS_OF_TEXTS[index % 3] for index in range(ROWS + 5)]
-    told: list[str] = []
-    whole = read(score(write(tmp_path / "a.jsonl", many), "made/base/0", layout=layout, say=told.append))
+    lines: list[str] = []
+    whole = read(score(write(tmp_path / "a.jsonl", many), "made/base/0", layout=layout, say=lines.append))
     alone = [
         read(score(write(tmp_path / f"{index}.jsonl", [row]), "made/base/0", layout=layout))[0]["reward"]
         for index, row in enumerate(ROWS_OF_TEXTS)
     ]
     assert [row["reward"] for row in whole] == pytest.approx([alone[index % 3] for index in range(ROWS + 5)], abs=1e-5)
     assert len(set(alone)) == 3
-    assert told[0].startswith("reward: 256 of 261 rows, about ")
-    assert told[1] == "reward: 261 of 261 rows"
+    assert lines[0].startswith("reward: 256 of 261 rows, about ")
+    assert lines[1] == "reward: 261 of 261 rows"
 
 
 @pytest.mark.parametrize(

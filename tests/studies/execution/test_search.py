@@ -83,7 +83,7 @@ def test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds(whole: Wh
     assert {verdict.arm for verdict in result.verdicts} == {"baseline", "confirm-1", "confirm-2"}
     records = layout.study("small", "tiny").records()
     judged = {record.arm for record in records if of_record(whole.study, result.folder, record)}
-    assert judged == {"baseline", "confirm-1", "confirm-2"}, "no claim speaks of the search"
+    assert judged == {"baseline", "confirm-1", "confirm-2"}, "no claim applies to the search"
     assert "search: 14 trials, " in text
     assert "search-013: eval/win_rate" in text
     assert len(fake_trial.calls(layout)) == 14 + 6
@@ -140,19 +140,19 @@ def test_sync_brings_the_search_back(whole: Whole, tmp_path: Path, monkeypatch: 
 
     from ablate import app
 
-    def told(folder: StudyFolder) -> list[tuple[Any, ...]]:
+    def trials_of(folder: StudyFolder) -> list[tuple[Any, ...]]:
         kept = optuna.load_study(study_name="small-search", storage=f"sqlite:///{folder.optuna_file}")
         return [(one.number, one.state, one.params, one.values, one.constraints) for one in kept.trials]
 
     layout = Layout(tmp_path / "copy")
     shutil.copytree(whole.layout.root, layout.root)
     folder = layout.study("small", "tiny")
-    before = told(folder)
+    before = trials_of(folder)
     folder.optuna_file.unlink()
     monkeypatch.setattr("studies.tracking.sync.sync", lambda *arguments, **more: Synced(True, 0))
     done = CliRunner().invoke(app, ["sync", whole.study.source, "--out", str(layout.root)])
     assert done.exit_code == 0, done.output
-    assert told(folder) == before
+    assert trials_of(folder) == before
     assert len(before) == 14
 
 

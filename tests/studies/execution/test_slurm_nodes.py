@@ -120,7 +120,7 @@ def test_jobs_go_on_without_the_command_and_the_next_one_watches_them(
 
 
 def controller_away(nodes: SlurmNodes, layout: Layout) -> None:
-    time.sleep(8)  # it writes down every few seconds what it knows
+    time.sleep(8)  # it writes its state down every few seconds
     nodes.kill("slurmctld")
     time.sleep(15)
     (layout.root / "gate").touch()
@@ -177,13 +177,13 @@ def test_a_job_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
         shutil.copytree(elsewhere.store / stage, layout.store / stage)
     assert results(go_on(layout, "slurm", limit), layout) == whole
     (log,) = (layout.study("small", "smoke").path / "log").glob("hand-*.txt")
-    assert "DUE TO JOB REQUEUE" in log.read_text()  # as SLURM's daemon says there
+    assert "DUE TO JOB REQUEUE" in log.read_text()  # written there by SLURM's daemon
 
 
 def test_what_sbatch_refuses_is_an_error_of_the_user(write_study: Write, layout: Layout, tmp_path: Path) -> None:
-    asked = tmp_path / "cluster.yaml"
-    asked.write_text("partition: mian\n")
+    options = tmp_path / "cluster.yaml"
+    options.write_text("partition: mian\n")
     layout.root.mkdir(parents=True)
-    hire, small = executor("slurm", 1, asked), {"train.steps": 64}
+    hire, small = executor("slurm", 1, options), {"train.steps": 64}
     with pytest.raises(UserError, match=r"sbatch refuses.*[iI]nvalid partition .*\(--cluster\)"):
         run_study(write_study(SHORT), layout, None, small, hire, 1, Console(quiet=True), trials="fake_trial")

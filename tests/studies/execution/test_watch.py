@@ -1,4 +1,4 @@
-"""What is shown of trials that other processes run."""
+"""The display of trials that other processes run."""
 
 from __future__ import annotations
 

@@ -128,12 +128,12 @@ def test_the_command(logs: Path, run: Run) -> None:
     made[3]["policy/clipfrac_avg"], made[3]["objectiv/kl"] = 7.5, 1.0
     trl_logs.write(logs / "beta_0.05" / "seed_0.jsonl", made)
     trl_logs.write(logs / "notes.csv", trl_logs.rows())
-    told = run(0, "import", logs, "--name", "trl", "--map", "trl-ppo", "--steps-per-update", 16)
-    assert "beta_0.05/seed_0.jsonl, line 4: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: no number from 0" in told
-    assert "Taken: objective/kl (objective/kl)" in told
-    assert "Not taken: eps, val/ratio_var, val/num_eos_tokens, episode, epoch, objectiv/kl" in told
-    assert "Not read: notes.csv: neither its name nor columns hold an arm and a seed" in told
-    assert "trl: 4 trials of 2 arms, up to 192 gradient steps Study:" in told
+    output = run(0, "import", logs, "--name", "trl", "--map", "trl-ppo", "--steps-per-update", 16)
+    assert "beta_0.05/seed_0.jsonl, line 4: policy/clipfrac_avg (policy/pg_clipfrac) = 7.5: no number from 0" in output
+    assert "Taken: objective/kl (objective/kl)" in output
+    assert "Not taken: eps, val/ratio_var, val/num_eos_tokens, episode, epoch, objectiv/kl" in output
+    assert "Not read: notes.csv: neither its name nor columns hold an arm and a seed" in output
+    assert "trl: 4 trials of 2 arms, up to 192 gradient steps Study:" in output
     claim(1.0, 192)
     run(1, "falsify", "trl")
     assert "its trials were run elsewhere, so nothing runs here" in run(2, "study", "trl")

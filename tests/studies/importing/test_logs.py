@@ -1,4 +1,4 @@
-"""Which rows are of which trial, and what a file holds: every form there is, and every way to get it wrong."""
+"""Rows of each trial, and the content of a file: every form there is, and every way to get it wrong."""
 
 from __future__ import annotations
 

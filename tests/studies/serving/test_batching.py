@@ -54,9 +54,9 @@ def test_an_answer_ends_by_eos_by_length_or_by_a_stop() -> None:
     stop = whole["text"][3:5]
     (stopped,) = tiny.answer(max_tokens=24, stop=["never there", stop], logprobs=0)
     assert (stopped["text"], stopped["finish_reason"]) == (whole["text"][: whole["text"].index(stop)], "stop")
-    told, everything = stopped["logprobs"], whole["logprobs"]
-    n = len(told["token_logprobs"])
-    assert told["text_offset"][-1] < len(stopped["text"]) <= everything["text_offset"][n], "to the token with the cut"
+    shown, everything = stopped["logprobs"], whole["logprobs"]
+    n = len(shown["token_logprobs"])
+    assert shown["text_offset"][-1] < len(stopped["text"]) <= everything["text_offset"][n], "to the token with the cut"
 
 
 @pytest.mark.parametrize("model", [NAME, "reference"])
@@ -77,10 +77,10 @@ def test_an_answer_is_measured_by_both_networks_row_by_row(model: str) -> None:
         assert found["reference_logprobs"] == pytest.approx(theirs, abs=1e-4)
         assert found["kl"] == pytest.approx((policy.exp() * (policy - other)).sum(1).tolist(), abs=1e-4)
         assert found["proxy"] == pytest.approx((len(choice["text"]) - 1) / 2)
-        told, own = choice["logprobs"], mine if model == NAME else theirs
-        assert told["token_logprobs"] == pytest.approx(own, abs=1e-4), "of softmax(logits), whatever the temperature"
-        assert told["text_offset"] == [len("".join(told["tokens"][:i])) for i in range(len(own))]
-        assert "\ufffd" in "".join(told["tokens"]) or "".join(told["tokens"]) == choice["text"]
+        shown, own = choice["logprobs"], mine if model == NAME else theirs
+        assert shown["token_logprobs"] == pytest.approx(own, abs=1e-4), "of softmax(logits), whatever the temperature"
+        assert shown["text_offset"] == [len("".join(shown["tokens"][:i])) for i in range(len(own))]
+        assert "\ufffd" in "".join(shown["tokens"]) or "".join(shown["tokens"]) == choice["text"]
     tiny.server._proxy = Mock(side_effect=UserError("no opponents for this prompt"))
     assert tiny.answer(measure=True)[0]["measured"]["proxy"] is None
 
@@ -123,7 +123,7 @@ def test_requests_of_one_kind_that_arrive_together_share_a_batch_first_come_firs
 async def together(tiny: Tiny, requests: Any) -> list[Any]:
     task = asyncio.create_task(tiny.server.run())
     answers = await asyncio.gather(*map(tiny.server.answer, requests), return_exceptions=True)
-    await asyncio.sleep(0.05)  # an idle server asks nothing of its thread
+    await asyncio.sleep(0.05)  # an idle server gives its thread no work
     task.cancel()
     return list(answers)
 

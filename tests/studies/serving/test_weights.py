@@ -1,4 +1,4 @@
-"""Where weights come from: whole ones alone, the newest, and never a pickle."""
+"""The source of weights: whole ones alone, the newest, and never a pickle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The thread that sends to MLflow: nobody waits for it, and it says each thing once."""
+"""The thread that sends to MLflow: nobody waits for it, and it reports each problem once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_damage_is_raised_at_the_end(trial: Running) -> None:
 
 @pytest.mark.parametrize("status", ["interrupted", "complete"])
 def test_only_a_complete_study_waits_for_a_server_that_hangs(status: str) -> None:
-    release, said = threading.Event(), list[str]()
+    release, warnings = threading.Event(), list[str]()
 
     def send(**how: Any) -> Synced:
         release.wait(60)
@@ -67,7 +67,7 @@ def test_only_a_complete_study_waits_for_a_server_that_hangs(status: str) -> Non
 
     if status == "complete":
         threading.Timer(1.0, release.set).start()
-    Background(send, list, said.append).end(status)
+    Background(send, list, warnings.append).end(status)
     assert release.is_set() == (status == "complete")
-    assert len(said) == 1
+    assert len(warnings) == 1
     release.set()

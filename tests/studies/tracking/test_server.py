@@ -71,7 +71,7 @@ def test_two_folders_with_the_same_study(server: Server, study: Callable[..., Tr
     for one in both:
         one.sync(one.running(0, 3), one.running(1, 5))
     assert [end(one, server) for one in both] == [1, 1]
-    assert [one.said for one in both] == [[], []]
+    assert [one.warnings for one in both] == [[], []]
 
 
 def test_a_server_that_is_killed_and_started_again(server: Server, study: Callable[..., Tracked]) -> None:
@@ -82,12 +82,12 @@ def test_a_server_that_is_killed_and_started_again(server: Server, study: Callab
     server.start()
     assert tracked.sync(tracked.running(0, 5)) == Synced(True, 5)
     assert end(tracked, server) == 1
-    assert len(tracked.said) == 1
+    assert len(tracked.warnings) == 1
 
 
 @pytest.mark.parametrize("lost", [2, 3])
 def test_lost_answers(server: Server, proxy: Proxy, study: Callable[..., Tracked], lost: int) -> None:
-    """The server does what it is asked, and its answer is lost, at times also to the repetition of the request."""
+    """The server carries out a request, and its answer is lost, at times also that to the repeated request."""
     tracked = study()
     proxy.loses = lambda method, path: len(proxy.requests) % 7 < lost
     for rows in range(1, 8):

@@ -30,7 +30,7 @@ def client(tracked: Tracked) -> Any:
 
 
 def content(client: Any, name: str = "small") -> dict[str, Any]:
-    """What an experiment holds of each run, without ids and times: every point as often as it is there."""
+    """The content of an experiment by run, without ids and times: every point as often as it is there."""
     runs = client.search_runs([client.get_experiment_by_name(name).experiment_id], "")
     names = {run.info.run_id: run.info.run_name for run in runs}
     found: dict[str, Any] = {}
@@ -196,11 +196,11 @@ def test_experiments_of_another_program_are_left_alone(make: Callable[..., Track
         at.create_run(at.create_experiment(name))
     tracked.record(0)
     assert tracked.sync() == (Synced(True, 25) if taken == 1 else Synced(False, 0))
-    (said,) = tracked.said
+    (warning,) = tracked.warnings
     if taken == 2:
-        assert "the experiments 'small' and 'small (ablate)' belong to another program" in said
+        assert "the experiments 'small' and 'small (ablate)' belong to another program" in warning
     else:
-        assert said == "experiment 'small' holds runs of another program; these runs go to 'small (ablate)'"
+        assert warning == "experiment 'small' holds runs of another program; these runs go to 'small (ablate)'"
         assert len(content(at, "small (ablate)")) == 2
 
 
@@ -208,7 +208,7 @@ def test_experiments_of_another_program_are_left_alone(make: Callable[..., Track
 def test_a_process_that_dies_after_any_call_loses_no_point_and_doubles_none(
     make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
-    """Nor does a lost answer: the next process knows only what the file said when the pass began."""
+    """Nor does a lost answer: the next process has only what the file held when the pass began."""
     fresh, saved, connect = make(SHORT), Runs.save, store.connect
 
     def run(dies_after: int) -> tuple[dict[str, Any], int]:
@@ -227,7 +227,7 @@ def test_a_process_that_dies_after_any_call_loses_no_point_and_doubles_none(
                 one()
             except Killed:
                 one()
-        assert tracked.said == []
+        assert tracked.warnings == []
         return content(dying.inner), dying.calls
 
     undisturbed, calls = run(0)
@@ -290,12 +290,12 @@ def test_a_server_that_is_away_is_one_warning_without_the_password(
     tracked = make(SHORT)
     tracked.record(0)
     assert tracked.sync(status="complete") == Synced(False, 0)
-    assert len(tracked.said) == 1
-    assert tracked.said[0].startswith("MLflow did not take study small (MlflowException: API request")
-    assert "`ablate sync` sends it later" in tracked.said[0]
+    assert len(tracked.warnings) == 1
+    assert tracked.warnings[0].startswith("MLflow did not take study small (MlflowException: API request")
+    assert "`ablate sync` sends it later" in tracked.warnings[0]
     files = [path for path in tracked.layout.root.rglob("*") if path.is_file()]
     assert not [path for path in files if b"hunter2" in path.read_bytes()]
-    assert "hunter2" not in tracked.said[0]
+    assert "hunter2" not in tracked.warnings[0]
 
 
 def test_one_process_at_a_time(make: Callable[..., Tracked]) -> None:
