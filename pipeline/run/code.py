@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -106,28 +106,26 @@ class Code:
         if module in REGISTRIES:
             entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree).items()}
             return Source(path, _state(path), self._part("", ()), entries)
-        imports = [one for node in ast.walk(tree) for one in self._imports(node)]
+        imports = [name for node in ast.walk(tree) for name in _imported(node)]
         return Source(path, _state(path), self._part(ast.dump(tree), imports), {})
 
-    def _part(self, text: str, imports: Iterable[str]) -> Statements:
-        """`imports` are names of modules, or of what they have, "module:name"."""
-        paths = [one.partition(":")[0].split(".") for one in imports]
-        whole = {".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)}
-        return Statements(hashlib.sha256(text.encode()).hexdigest(), frozenset(one for one in whole if self._path(one)))
-
-    def _imports(self, node: ast.AST) -> Iterator[str]:
-        """The modules that a statement imports; a name inside a module stands for that module."""
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and self._path(node.module):
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                yield inner if self._path(inner) else node.module
+    def _part(self, text: str, names: Iterable[str]) -> Statements:
+        """`names` are those of modules, or of what they have; the packages around a module count, too."""
+        paths = [name.replace(":", ".").split(".") for name in names]
+        around = {".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)}
+        found = frozenset(name for name in around if self._path(name))
+        return Statements(hashlib.sha256(text.encode()).hexdigest(), found)
 
     def _path(self, module: str) -> Path | None:
         """The file of a module of the project, None of another one."""
         place = self.root.joinpath(*module.split("."))
         return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
 
 
 def _is_cut(module: str) -> bool:
