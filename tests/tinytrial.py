@@ -178,7 +178,7 @@ def rows_of(
 
 def preset(name: str) -> dict[str, Any]:
     """The knobs that an algorithm's name stands for."""
-    settings = preset_of((BASE["train__num_epochs"], BASE["train__num_mini_batches"]), {NAME: name})
+    settings = preset_of(BASE["train__num_epochs"] * BASE["train__num_mini_batches"], {NAME: name})
     return {"algorithm__name": name, **{key.replace(".", "__"): value for key, value in settings.items()}}
 
 
