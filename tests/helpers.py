@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
-from pipeline.run.layout import StudyFolder, TrialRecord, record_text, sealed, write_atomic
+from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic
 from pipeline.run.store import read_manifest, write_manifest
 
 
@@ -51,6 +53,40 @@ def republish(study: StudyFolder, folder: Path) -> None:
 def write_record(study: StudyFolder, record: TrialRecord) -> None:
     """Put a record where a driver puts it."""
     write_atomic(study.trial_file(record.arm, record.seed), record_text(record))
+
+
+def put_record(
+    layout: Layout, config: TrialConfig, artifacts: Iterable[Path], study: str = "demo", profile: str = "smoke",
+    arm: str = "base", seed: int = 0, **more: Any,
+) -> TrialRecord:  # fmt: skip
+    """Write and return the record of a trial with these artifacts in its stages."""
+    refs = {
+        path.parent.name: StageRef(
+            key=path.name, path=path.relative_to(layout.root).as_posix(), digest=read_manifest(path).digest
+        )
+        for path in artifacts
+    }
+    fields = {"status": "complete", "steps": 0, "summary": {}, "cost": {}, "environment": {}} | more
+    record = TrialRecord.model_validate(
+        {"study": study, "profile": profile, "arm": arm, "seed": seed, "config": config.model_dump(mode="json"),
+         "config_digest": config.digest(), "stages": refs, "finished": "2026-01-01T00:00:00+00:00", **fields}
+    )  # fmt: skip
+    write_record(layout.study(study, profile), record)
+    return record
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(ready: Callable[[], object], what: str, seconds: float) -> None:
+    """Ask again and again; fails after so long."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:

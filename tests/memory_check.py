@@ -63,7 +63,6 @@ def measure(name: str, root: Path, parts: bool = False) -> dict[str, tuple[float
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stdout + done.stderr
     found = predict(load_config("tiny", settings))
-    assert found is not None
     peaks = {}
     for stage, components in found.stages.items():
         cost = json.loads(next((root / "out" / "store" / stage).glob("*/log/cost.json")).read_text())

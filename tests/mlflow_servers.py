@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,23 +20,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from helpers import free_port, wait_until
+
 from studies.tracking.ui import QUIET
 
 HOST = "127.0.0.1"
 START_S = 180.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until(ready: Callable[[], object], what: str, seconds: float = START_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def missing_postgres() -> str:
@@ -95,7 +83,7 @@ class Postgres:
                 return True
             return False
 
-        wait_until(ready, "PostgreSQL does not start")
+        wait_until(ready, "PostgreSQL starts", START_S)
 
     def sql(self, command: str, database: str) -> None:
         """Carry out a command."""
@@ -115,12 +103,10 @@ class Postgres:
 
     def kill(self) -> None:
         """SIGKILL."""
-        assert self.process is not None
         self.process.kill()
         self.process.wait()
 
     def end(self) -> None:
-        assert self.process is not None
         self.process.send_signal(signal.SIGQUIT)
         self.process.wait(60)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -143,7 +129,7 @@ class Server:
             self.process = subprocess.Popen(
                 self._command, env={**os.environ, **QUIET}, stdout=log, stderr=log, start_new_session=True
             )
-        wait_until(self.answers, self._log.read_text())
+        wait_until(self.answers, f"MLflow answers, {self._log}", START_S)
 
     def answers(self) -> bool:
         assert self.process.poll() is None, self._log.read_text()

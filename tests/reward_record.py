@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from helpers import smoke, write_record, write_sealed
+from helpers import put_record, smoke, write_record, write_sealed
 
 from pipeline.models.loading import prepared
 from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.learned import RewardModel
-from pipeline.run.layout import Layout, StageRef, TrialRecord
+from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.store import read_manifest, write_manifest
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
@@ -77,29 +77,8 @@ def recorded_reward(
     meta = {"kind": "learned", "judge": "grammar", "parts": {"reward": made}, "mean": 0.0, "std": 1.0, **measured}
     write_manifest(prompts, "prompts", prompts.name, {}, {})
     write_manifest(reward, "reward", reward.name, {}, meta)
-    record = TrialRecord(
-        study=study,
-        profile="smoke",
-        arm="base",
-        seed=0,
-        config=config.model_dump(mode="json"),
-        config_digest=config.digest(),
-        status="complete",
-        steps=0,
-        stages={
-            path.parent.name: StageRef(
-                key=path.name, path=path.relative_to(layout.root).as_posix(), digest=read_manifest(path).digest
-            )
-            for path in (prompts, reward)
-        },
-        summary={},
-        cost={},
-        environment={},
-        finished="2026-01-01T00:00:00+00:00",
-    )
-    folder = layout.study(study, "smoke")
-    write_record(folder, record)
-    write_sealed(folder.study_file, {})
+    record = put_record(layout, config, (prompts, reward), study)
+    write_sealed(layout.study(study, "smoke").study_file, {})
     return record
 
 

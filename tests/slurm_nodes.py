@@ -14,11 +14,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from helpers import wait_until
 from repeated import repeated
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
@@ -93,10 +94,11 @@ class SlurmNodes:
         text = CONFIGURATION.format(folder=self.folder, host=socket.gethostname(), ports=ports, cores=CORES)
         self.configuration.write_text(text)
         self.begin("munged")
-        wait_for(lambda: (self.folder / "munge.socket").exists(), 20)
+        wait_until((self.folder / "munge.socket").exists, "munge listens", 20)
         for name in ("slurmctld", *NODES):
             self.begin(name)
-        wait_for(lambda: self.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split() == ["idle"] * len(NODES), 60)
+        asked = ("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
+        wait_until(lambda: self.ask(*asked).split() == ["idle"] * len(NODES), "all nodes are idle", 60)
 
     def begin(self, name: str) -> None:
         """Start a daemon: munged, slurmctld, or the slurmd of a node."""
@@ -107,7 +109,6 @@ class SlurmNodes:
         else:
             options = configured if name == "slurmctld" else [*configured, "-N", name]
         program = _program("slurmd" if name in NODES else name)
-        assert program is not None
         with (folder / f"{name}.out").open("ab") as out:
             self._daemons[name] = subprocess.Popen([program, *options], stdout=out, stderr=out, start_new_session=True)
 
@@ -189,14 +190,6 @@ def slurm_nodes(folder: Path) -> Iterator[SlurmNodes]:
         yield nodes
     finally:
         nodes.stop()
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Until a condition holds; fails after so long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.2)
 
 
 def _program(name: str) -> str | None:

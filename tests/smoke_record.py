@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from helpers import Recorder, smoke, write_record, write_sealed
+from helpers import Recorder, put_record, smoke, write_sealed
 
-from pipeline.run.layout import Layout, StageRef, TrialRecord
+from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.store import Artifact, read_manifest
 from pipeline.trial import environment, run_trial
 
@@ -16,27 +16,10 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
     """The smoke trial as arm `base`, seed 0 of a study."""
     config = smoke(**changes)
     outcome = run_trial(config, layout, Recorder())
-    record = TrialRecord(
-        study=study,
-        profile=profile,
-        arm="base",
-        seed=0,
-        config=config.model_dump(mode="json"),
-        config_digest=config.digest(),
-        status="complete",
-        steps=outcome.steps,
-        stages={
-            stage: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix(), digest=one.digest)
-            for stage, one in outcome.artifacts.items()
-        },
-        summary=dict(outcome.summary),
-        cost=dict(outcome.cost),
-        environment=environment(),
-        finished="2026-01-01T00:00:00+00:00",
-    )
-    folder = layout.study(study, profile)
-    write_record(folder, record)
-    write_sealed(folder.study_file, {})
+    paths = [one.path for one in outcome.artifacts.values()]
+    measured = {"summary": dict(outcome.summary), "cost": dict(outcome.cost), "environment": environment()}
+    record = put_record(layout, config, paths, study, profile, steps=outcome.steps, **measured)
+    write_sealed(layout.study(study, profile).study_file, {})
     return record
 
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from helpers import republish, write_record, write_sealed
+from helpers import put_record, republish, write_sealed
 
 from pipeline.run import dag
-from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, write_json
+from pipeline.run.layout import Layout, StudyFolder, write_json
 from pipeline.run.store import Artifact, Store
 from pipeline.stages.graph import STAGES
 from reports.findings.findings import Findings, analyse
@@ -230,19 +230,13 @@ def _record_trial(
             identity = dag._identity(stage, cell.config, {own: one.digest for own, one in artifacts.items()})
             write = _writer(stage.name, cell, ran, answers, lost=ended == "diverged")
             artifacts[stage.name] = store.build(stage.name, dag._key(identity), identity, write, resumable=False)
-    record = TrialRecord(
-        study=study.name, profile=study.profile, arm=cell.arm, seed=cell.seed,
-        config=cell.config.model_dump(mode="json"),
-        config_digest="0" * 16 if name in stale else cell.config.digest(),
-        status=ended, reason=REASONS.get(ended), steps=ran,
-        stages={
-            own: StageRef(key=one.key, path=one.path.relative_to(layout.root).as_posix(), digest=one.digest)
-            for own, one in artifacts.items()
-        },
-        summary=summary_of(answers) if evaluated and prompts else {},
-        cost=COST if learns else UNTRAINED_COST, environment=ENVIRONMENT, finished="2025-01-01T00:00:00+00:00",
+    more = {"status": ended, "reason": REASONS.get(ended), "steps": ran, "environment": ENVIRONMENT}
+    more |= {"summary": summary_of(answers)} if evaluated and prompts else {}
+    more |= {"config_digest": "0" * 16} if name in stale else {}
+    put_record(
+        layout, cell.config, [one.path for one in artifacts.values()], study.name, study.profile, *name,
+        cost=COST if learns else UNTRAINED_COST, **more,
     )  # fmt: skip
-    write_record(layout.study(study.name, study.profile), record)
 
 
 def _writer(stage: str, cell: Cell, steps: int, answers: pd.DataFrame, lost: bool) -> Callable[[Path], dict[str, Any]]:

@@ -16,18 +16,20 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from helpers import free_port, wait_until
 
 from pipeline.intervals import student
 
@@ -68,13 +70,16 @@ class Clients:
         """Answers with a token whose log-prob is not that of their revision."""
         self._lock = threading.Lock()
 
-    def run(self, count: int, more: Callable[[], bool], every: float = 0.0) -> None:
-        """So many at once, until `more` is false; `every`: seconds between requests of one."""
-        threads = [threading.Thread(target=self._one, args=(n, more, every), daemon=True) for n in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    def run(self, count: int, more: Callable[[], bool], every: float = 0.0) -> dict[str, Any]:
+        """So many at once, until `more` is false; `every`: seconds between requests of one. Returns how many answers
+        there were, their median and 99th percentile in milliseconds, and what was lost."""
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda turn: self._one(turn, more, every), range(count)))
+        p50, p99 = np.quantile(self.seconds or [math.nan], [0.5, 0.99]) * 1e3
+        return {
+            "requests": len(self.seconds), "lost": len(self.lost), "mixed": self.mixed, "p50_ms": float(p50),
+            "p99_ms": float(p99), "why": sorted(set(self.lost))[:5],
+        }  # fmt: skip
 
     def _one(self, turn: int, more: Callable[[], bool], every: float) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -88,7 +93,11 @@ class Clients:
                 content = json.loads(answer.read())
                 if answer.status != 200:
                     raise ValueError(f"{answer.status}: {content}")
-                self._note(time.monotonic() - began, prompt, seed, content)
+                choice = content["choices"][0]
+                with self._lock:
+                    self.seconds.append(time.monotonic() - began)
+                    first = self.first.setdefault((prompt, seed, content["system_fingerprint"]), choice)
+                    self.mixed += _apart(first["logprobs"], choice["logprobs"])
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.lost.append(f"{type(error).__name__}: {error}")
                 connection.close()
@@ -96,49 +105,31 @@ class Clients:
             time.sleep(max(0.0, began + every - time.monotonic()))
         connection.close()
 
-    def _note(self, seconds: float, prompt: str, seed: int, answer: dict[str, Any]) -> None:
-        choice = answer["choices"][0]
-        with self._lock:
-            self.seconds.append(seconds)
-            first = self.first.setdefault((prompt, seed, answer["system_fingerprint"]), choice)
-            self.mixed += any(gap > ROUNDING for gap in _gaps(first["logprobs"], choice["logprobs"]))
 
-    @property
-    def figures(self) -> dict[str, Any]:
-        """Median and 99th percentile of the answers in milliseconds, and from how many."""
-        p50, p99 = np.quantile(self.seconds or [math.nan], [0.5, 0.99]) * 1e3
-        return {
-            "requests": len(self.seconds), "lost": len(self.lost), "mixed": self.mixed, "p50_ms": float(p50),
-            "p99_ms": float(p99), "why": sorted(set(self.lost))[:5],
-        }  # fmt: skip
+def _apart(first: dict[str, Any] | None, second: dict[str, Any] | None) -> bool:
+    """Whether log-probs of two answers differ before their tokens part."""
+    if first and second:
+        columns = (one[name] for name in ("tokens", "token_logprobs") for one in (first, second))
+        for mine, other, logprob, its in zip(*columns, strict=False):
+            if mine != other:
+                return False
+            if abs(logprob - its) > ROUNDING:
+                return True
+    return False
 
 
 def asked_for(port: int, tokens: int, count: int, seconds: float, every: float = 0.0) -> dict[str, Any]:
     """The figures of so many clients who ask for so long."""
-    clients, end = Clients(port, tokens), time.monotonic() + seconds
-    clients.run(count, lambda: time.monotonic() < end, every)
-    return clients.figures
+    end = time.monotonic() + seconds
+    return Clients(port, tokens).run(count, lambda: time.monotonic() < end, every)
 
 
 def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums of what was counted in each round, and intervals of what was measured."""
     counts = {name: sum(one[name] for one in rounds) for name in ("requests", "lost", "mixed")}
-    measured = {
-        name: list(student([one[name] for one in rounds]))
-        for name in rounds[0]
-        if name.endswith(("_ms", "s_per_second", "_loses"))
-    }
-    return counts | measured | {"why": [why for one in rounds for why in one["why"]][:5]}
-
-
-def _gaps(first: dict[str, Any] | None, second: dict[str, Any] | None) -> Iterator[float]:
-    """Between the log-probs of two answers, up to where their tokens part."""
-    if first and second:
-        columns = (one[name] for name in ("tokens", "token_logprobs") for one in (first, second))
-        for mine, other, logprob, its in zip(*columns, strict=False):
-            if mine != other:
-                return
-            yield abs(logprob - its)
+    measured = {name for name in rounds[0] if name.endswith(("_ms", "s_per_second", "_loses"))}
+    intervals = {name: list(student([one[name] for one in rounds])) for name in sorted(measured)}
+    return counts | intervals | {"why": [why for one in rounds for why in one["why"]][:5]}
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -155,25 +146,26 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         options.out.write_text(json.dumps(found, indent=1) + "\n")
 
     (folder / "load.yaml").write_text(STUDY.format(profile=options.profile))
-    quiet_seconds = options.rounds * options.seconds / 2 * len(options.clients) + SETTLE_SECONDS
-    end = began + 60 * options.minutes - quiet_seconds
-    with Training(folder, options.set) as study:
+    half, settled = options.seconds / 2, options.rounds * options.seconds / 2 * len(options.clients) + SETTLE_SECONDS
+    end = began + 60 * options.minutes - settled
+    port, changes = free_port(), [part for one in [*ENDLESS, *options.set] for part in ("--set", one)]
+    study = Program(folder, ["study", str(folder / "load.yaml"), "--jobs", "2", *changes], ["nice", "-n", "10"])
+    server = Program(folder, ["serve", "load/served/0", "--port", str(port)])
+    with study:
         say("two trials begin: data, base, reward")
-        _until(lambda: study.check() or len(_steps(folder)) == 2, "both trials train", 1800)
-        with serving(folder) as port:
+        wait_until(lambda: study.check() or len(_steps(folder)) == 2, "both trials train", 1800)
+        with server:
+            wait_until(lambda: server.check() or _healthy(port), "the server answers", 600)
             keep(**beside_training(port, options, folder, say))
             say(f"{options.requests:,} requests, {options.kills} kills of the training")
             keep(kills=killed(port, options, study, folder, end))
             study.kill()
             time.sleep(SETTLE_SECONDS)
             say("a quiet machine")
-            half = options.seconds / 2
-            keep(
-                quiet={
-                    str(n): together([asked_for(port, options.tokens, n, half) for _ in range(options.rounds)])
-                    for n in options.clients
-                }
-            )
+            quiet = {
+                n: [asked_for(port, options.tokens, n, half) for _ in range(options.rounds)] for n in options.clients
+            }
+            keep(quiet={str(n): together(rounds) for n, rounds in quiet.items()})
     return found
 
 
@@ -190,14 +182,14 @@ def beside_training(port: int, options: argparse.Namespace, folder: Path, say: A
         for name, (count, every) in loads.items():
             before = _steps(folder)
             seen = asked_for(port, options.tokens, count, options.seconds, every)
-            rate, meanwhile = seen["requests"] / options.seconds, pace(before, _steps(folder))
-            loss = 1 - meanwhile / alone[-1] if alone[-1] else float("nan")
+            loss = 1 - pace(before, _steps(folder)) / alone[-1] if alone[-1] else math.nan
+            rate = seen["requests"] / options.seconds
             rounds[name].append(seen | {"requests_per_second": rate, "training_loses": loss})
     beside = {name: together(found) for name, found in rounds.items()}
     return {"rounds": options.rounds, "steps_per_second_alone": list(student(alone)), "beside": beside}
 
 
-def killed(port: int, options: argparse.Namespace, study: Training, folder: Path, end: float) -> dict[str, Any]:
+def killed(port: int, options: argparse.Namespace, study: Program, folder: Path, end: float) -> dict[str, Any]:
     """At least so many requests, and so many kills of the training, each once both trials have left a new checkpoint,
     which the server takes over; until `end` at most.
 
@@ -212,32 +204,31 @@ def killed(port: int, options: argparse.Namespace, study: Training, folder: Path
             asked += going
             return going
 
-    crowd = threading.Thread(target=clients.run, args=(options.crowd, more), daemon=True)
-    crowd.start()
-    before, again = _checkpoints(folder), time.monotonic()
-    while crowd.is_alive():
-        if kills < options.kills and all(new > before.get(name, 0) for name, new in _checkpoints(folder).items()):
-            time.sleep(0.37 * kills % 1.1)
-            study.kill()
-            kills += 1
-            before, again = _checkpoints(folder), time.monotonic()
-            study.start()
-        elif kills < options.kills and time.monotonic() - again > 5:
-            study.check()
-        time.sleep(LOOK_SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        crowd = pool.submit(clients.run, options.crowd, more)
+        before, again = _checkpoints(folder), time.monotonic()
+        while not crowd.done():
+            if kills < options.kills and all(new > before.get(name, 0) for name, new in _checkpoints(folder).items()):
+                time.sleep(0.37 * kills % 1.1)
+                study.kill()
+                kills += 1
+                before, again = _checkpoints(folder), time.monotonic()
+                study.start()
+            elif kills < options.kills and time.monotonic() - again > 5:
+                study.check()
+            time.sleep(LOOK_SECONDS)
     answered, revisions = len(clients.seconds), len({revision for _, _, revision in clients.first})
     counts = {"asked": asked, "answered": answered, "lost": asked - answered, "kills": kills, "revisions": revisions}
     left = {"unasked": max(options.requests - asked, 0), "kills_left": options.kills - kills}
-    return clients.figures | counts | left
+    return crowd.result() | counts | left
 
 
-class Training:
-    """The study in a process of its own; at the end of a ``with`` it is ended."""
+class Program:
+    """A command of `ablate` in a process of its own; at the end of a ``with`` it is killed."""
 
-    def __init__(self, folder: Path, settings: Sequence[str]) -> None:
-        changes = [part for one in [*ENDLESS, *settings] for part in ("--set", one)]
-        study = ["nice", "-n", "10", sys.executable, str(ROOT / "ablate.py"), "study", str(folder / "load.yaml")]
-        self._command, self._log = [*study, "--out", str(folder / "out"), "--jobs", "2", *changes], folder / "study.log"
+    def __init__(self, folder: Path, command: list[str], before: Sequence[str] = ()) -> None:
+        self._command = [*before, sys.executable, str(ROOT / "ablate.py"), *command, "--out", str(folder / "out")]
+        self._log = folder / f"{command[0]}.log"
 
     def start(self) -> None:
         """Start it, or go on with it."""
@@ -253,33 +244,14 @@ class Training:
     def check(self) -> None:
         """Raise where it has ended by itself."""
         if self._process.poll() is not None:
-            raise SystemExit(f"the study ended: {self._log.read_text()}")
+            raise SystemExit(f"it ended: {self._log.read_text()}")
 
-    def __enter__(self) -> Training:
+    def __enter__(self) -> Program:
         self.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.kill()
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[int]:
-    """The server of the trial `served`; its port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, str(ROOT / "ablate.py"), "serve", "load/served/0", "--port", str(port)]
-    with (folder / "serve.log").open("ab") as log:
-        server = subprocess.Popen([*command, "--out", str(folder / "out")], stdout=log, stderr=log)
-    try:
-        _until(lambda: _healthy(port) or server.poll() is not None, "the server answers", 600)
-        if server.poll() is not None:
-            raise SystemExit(f"the server ended: {(folder / 'serve.log').read_text()}")
-        yield port
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 def _healthy(port: int) -> bool:
@@ -322,32 +294,25 @@ def _checkpoints(folder: Path) -> dict[str, int]:
     return found
 
 
-def _until(true: Any, what: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"not within {seconds:g} s: {what}")
-        time.sleep(0.2)
-
-
 def show(found: dict[str, Any]) -> None:
     """The figures as a table; intervals of 95 % in brackets."""
     print(f"with the server idle: {_between(found['steps_per_second_alone'], '.1f')} gradient steps a second\n")
-    print("| clients | beside training: n | p50 ms | p99 ms | training loses | quiet: p50 ms |\n|" + " --- |" * 6)
-    for name, beside in found["beside"].items():
-        quiet = found["quiet"].get(name)
-        times = [_between(beside[one], ".0f") for one in ("p50_ms", "p99_ms")]
-        loss = _between(beside["training_loses"], ".0%")
-        still = _between(quiet["p50_ms"], ".0f") if quiet else "-"
-        print(f"| {' | '.join([name, str(beside['requests']), *times, loss, still])} |")
+    rows = {
+        name: {
+            "n": one["requests"], "p50 ms": _between(one["p50_ms"], ".0f"), "p99 ms": _between(one["p99_ms"], ".0f"),
+            "training loses": _between(one["training_loses"], ".0%"),
+            "quiet: p50 ms": _between(found["quiet"][name]["p50_ms"], ".0f") if name in found["quiet"] else "-",
+            f"p50 under {MOST_MS} ms": _below(one["p50_ms"], MOST_MS),
+            f"loses under {MOST_LOSS:.0%}": _below(one["training_loses"], MOST_LOSS),
+        }
+        for name, one in found["beside"].items()
+    }  # fmt: skip
+    print(pd.DataFrame(rows).T.rename_axis("clients").to_string())
     kills = found["kills"]
     print(
         f"\n{kills['asked']:,} requests, {kills['kills']} kills of the training in between: {kills['lost']} lost,"
         f" {kills['mixed']} mixed, {kills['revisions']} revisions; {kills['unasked']} requests are missing"
     )
-    for name, figures in found["beside"].items():
-        fast, little = _below(figures["p50_ms"], MOST_MS), _below(figures["training_loses"], MOST_LOSS)
-        print(f"{name}: p50 under {MOST_MS} ms: {fast}; training loses under {MOST_LOSS:.0%}: {little}")
 
 
 def _between(estimate: Sequence[float], form: str) -> str:

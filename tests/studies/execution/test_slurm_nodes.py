@@ -14,9 +14,9 @@ import fake_trial
 import pytest
 import slurm_nodes
 from fake_trial import SHORT
-from light_study import CELLS, PYTHONPATH, Write, command, go, half_way, results
+from light_study import CELLS, PYTHONPATH, Write, command, go, half_way, results, wait_for
 from rich.console import Console
-from slurm_nodes import SlurmNodes, wait_for
+from slurm_nodes import SlurmNodes
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout

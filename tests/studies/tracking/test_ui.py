@@ -18,8 +18,7 @@ from typing import NamedTuple
 import pytest
 from browser import document, needs_chromium
 from fake_trial import STUDY
-from helpers import mind_interrupts
-from mlflow_servers import free_port
+from helpers import free_port, mind_interrupts
 from tracked_study import Tracked
 
 from pipeline.run.layout import Layout
