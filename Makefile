@@ -98,7 +98,7 @@ bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--round
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(if $(TRL_PYTHON),--trl-python "$(TRL_PYTHON)") $(ARGS)
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
 
-fuzz: $(VENV)/.stamp-dev  ## feed every command bad files, names and settings, 10,000 by default (ARGS="--cases 500 --seed 1 --kind study")
+fuzz: $(VENV)/.stamp-dev  ## feed every command bad files, names and settings, 10,000 by default (ARGS="--cases 500 --seed 1 -k study")
 	$(BIN)/pytest tests/fuzz -n 0 --hypothesis-show-statistics --cases 10000 --seed 0 $(ARGS)
 
 faults: $(VENV)/.stamp-dev  ## disturb a small study hundreds of times (kills, full disks, damaged files) and count losses (ARGS="--runs 300")

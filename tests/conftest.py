@@ -7,9 +7,7 @@ import os
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # its warning on import would be an error here
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # workers of pytest-xdist share the cores; two threads each would fight over them
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers of pytest-xdist share the cores, and would fight over them
 
 from collections import Counter
 from pathlib import Path
@@ -28,7 +26,6 @@ settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--benchmarks", action="store_true", help="run tests/benchmarks, and print what they measure")
     parser.addoption("--cases", type=int, default=54, help="of `make fuzz`: cases of all kinds together")
-    parser.addoption("--kind", action="append", help="of `make fuzz`: this kind alone; repeatable")
     parser.addoption("--runs", type=int, help="of `make faults`: disturbed studies; one of each fault by default")
     parser.addoption("--fault", action="append", help="of `make faults`: this fault alone; repeatable")
     parser.addoption("--seed", type=int, help="of `make fuzz` and `make faults`")

@@ -7,9 +7,9 @@ import re
 import shutil
 import signal
 import tempfile
-import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from pipeline.errors import USER_ERROR, UserError
 
 MOST_LINES, SECONDS = 5, 40
 """Lines on standard error, and seconds of a case, at most."""
-BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+OBEYED = re.compile(r"(?![\n\t])[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys instead of showing it."""
 
 
 def read_texts(path: str, out: str = OUT) -> None:
@@ -43,20 +44,22 @@ def read_preferences(path: str, out: str = OUT) -> None:
 
 def ask_server(method: str, path: str) -> None:
     """Send the file ``body``; a refusal of the server is one of the user's errors."""
+    headers = {"Content-Type": "application/json"}
+    answer = _client().request(method, path, content=Path("body").read_bytes(), headers=headers)
+    if answer.status_code >= 500:
+        raise RuntimeError(f"status {answer.status_code}: {answer.text[:300]}")
+    if answer.status_code >= 400:
+        raise UserError(str(answer.json()["error"]["message"]))
+
+
+@cache
+def _client() -> Any:
     from starlette.testclient import TestClient
     from tiny_service import Tiny
 
     from studies.serving.app import create_app
 
-    if not hasattr(ask_server, "client"):
-        client = TestClient(create_app(Tiny().server, ["testserver"]), raise_server_exceptions=False)
-        ask_server.client = client.__enter__()  # type: ignore[attr-defined]
-    headers = {"Content-Type": "application/json"}
-    answer = ask_server.client.request(method, path, content=Path("body").read_bytes(), headers=headers)  # type: ignore[attr-defined]
-    if answer.status_code >= 500:
-        raise RuntimeError(f"status {answer.status_code}: {answer.text[:300]}")
-    if answer.status_code >= 400:
-        raise UserError(str(answer.json()["error"]["message"]))
+    return TestClient(create_app(Tiny().server, ["testserver"]), raise_server_exceptions=False).__enter__()
 
 
 def spin() -> None:
@@ -122,17 +125,12 @@ def _judged(done: Any) -> str:
     if done.exit_code not in (0, USER_ERROR):
         log = re.search(r"details: (\S.*)", done.stderr)
         return f"traceback: {Path(log[1].strip()).read_text('utf-8', 'replace')[-1500:] if log else done.stderr}"
-    if escaping := {one for one in done.stderr + done.stdout if _obeyed(one)}:
-        return f"control character: {sorted(escaping)} in {(done.stderr + done.stdout)[:300]!r}"
+    if obeyed := OBEYED.findall(done.stderr + done.stdout):
+        return f"control character: {obeyed} in {(done.stderr + done.stdout)[:300]!r}"
     if done.exit_code and not done.stderr.strip():
         return "silent"
     lines = done.stderr.rstrip("\n").count("\n") + 1
     return f"lines: {lines}: {done.stderr[:300]}" if done.exit_code and lines > MOST_LINES else ""
-
-
-def _obeyed(character: str) -> bool:
-    """Whether a terminal would obey the character instead of showing it."""
-    return character not in "\n\t" and (unicodedata.category(character) in ("Cc", "Cs") or character in BIDI)
 
 
 @pytest.mark.timeout(4 * 3600)
