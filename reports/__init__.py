@@ -1,4 +1,4 @@
-"""Roof: tables, figures and a page from what is recorded. Reads records, never trains, never imports torch."""
+"""Roof: tables, figures and a page from records. Never trains, never imports torch."""
 
 import os
 

@@ -39,7 +39,7 @@ def publish(study: str, profile: str | None, out: str | Path | None, to: Path) -
 
 
 def judged(folder: StudyFolder, study: Study) -> dict[str, Any]:
-    """Return the verdict on each hypothesis of a study that has run, as plain values. Raises what reading its records
+    """Return the verdict on each hypothesis of a study that has run, as plain values. Raises as reading its records
     does."""
     from reports.findings.hypotheses import judge
     from reports.records.load import load_records

@@ -15,7 +15,7 @@ from reports.text.words import interval, name, signed
 RATE = "eval/win_rate"
 GOAL = 0.70
 COMPARED = ("eval/gold", "eval/kl_per_sequence", "objective/scores", "objective/kl")
-"""Drawn beside the objective; the last two of imported trials, which have no evaluation."""
+"""Metrics drawn beside the objective; the last two of imported trials, which have no evaluation."""
 _COLUMNS = ["arm", "metric", "p", "p_holm", "outcome", "value", "low", "high", "seeds", "prompts", "seed"]
 
 

@@ -1,4 +1,4 @@
-"""The reward-KL frontier: what every arm gained for its drift, below the best that any policy could have gained."""
+"""The reward-KL frontier: each arm's gain for its drift, below the highest gain that any policy could have."""
 
 from __future__ import annotations
 

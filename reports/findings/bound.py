@@ -55,7 +55,7 @@ def tilted(scores: Array, groups: NDArray[np.intp] | None = None) -> Path:
     codes = np.arange(n) if groups is None else groups
 
     def error_of(influence: Array) -> float:
-        """Standard error of a sum of independent groups, from what every sample moves it by (N,)."""
+        """Standard error of a sum of independent groups, from each sample's effect on it (N,)."""
         return float(np.sqrt((np.bincount(codes, influence) ** 2).sum()))
 
     spread = float(scores.std()) if n else 0.0

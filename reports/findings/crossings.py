@@ -1,4 +1,4 @@
-"""Crossed knobs: what one knob changes at each level of another, and whether the two effects add up."""
+"""Crossed knobs: the effect of one knob at each level of another, and whether the two effects add up."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ENDS = (
     "objective/scores", "objective/gold", "objective/kl", "objective/kl_per_token", "objective/kl_k3_per_token",
     "objective/entropy", "policy/entropy",
 )  # fmt: skip
-"""Reported and compared of trials that were never evaluated here: where their training ended."""
+"""Metrics of trials that were never evaluated here, reported and compared: where their training ended."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Power:
     arm: str
     metric: str
     detectable: float
-    """Found with 80 % power at Holm's strictest step."""
+    """Difference found with 80 % power at Holm's strictest step."""
     target: float | None
     """The smallest difference that matters (`smallest_of`)."""
     seeds: int
@@ -197,7 +197,7 @@ def _estimate(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
 
 
 def _pairs(records: StudyRecords, metric: str) -> list[tuple[str, Shared | None]]:
-    """Every other arm with the baseline."""
+    """Compare every other arm with the baseline."""
     base = records.study.baseline
     return [(arm, shared(records, metric, [arm, base])) for arm in records.arms if arm != base]
 

@@ -67,7 +67,7 @@ def judge(records: StudyRecords) -> tuple[Judgement, ...]:
 
 
 def overall(judgements: Sequence[Judgement]) -> Outcome:
-    """Refuted by one refuted part, supported by all of them."""
+    """Combine the parts: refuted by one refuted part, supported by all of them."""
     outcomes = {judgement.outcome for judgement in judgements}
     if "REFUTED" in outcomes:
         return "REFUTED"

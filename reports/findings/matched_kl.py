@@ -30,7 +30,7 @@ Left = Refusal | Literal["not evaluated"]
 
 @dataclass(frozen=True)
 class MatchedKL:
-    """One arm against what the baseline's method reaches, on each seed, at the KL at which the arm ends there."""
+    """One arm against the score of the baseline's method, on each seed, at the KL at which the arm ends there."""
 
     metric: str
     arm: str
@@ -39,7 +39,7 @@ class MatchedKL:
     kl: Estimate
     """Nats per sequence at which the arm ends, on the compared seeds; on all seeds where there is no comparison."""
     seeds: int
-    """Planned ones."""
+    """Planned seeds."""
     arms: tuple[str, ...]
     """Arms of the method, without `collapsed`, in ascending order of the KL at which they end."""
     collapsed: tuple[str, ...]
@@ -47,7 +47,7 @@ class MatchedKL:
     reason: Reason
     """Reason why there is no comparison; empty where there is one."""
     left: dict[int, Left] = field(default_factory=dict)
-    """Planned seed -> why it is not compared."""
+    """Planned seed -> reason why it is not compared."""
     between: tuple[str, ...] = ()
     """The arms that end next below and above, on some seed."""
     arm_value: Estimate | None = None
@@ -259,6 +259,6 @@ def _collapsed(records: StudyRecords, arm: str) -> bool:
 
 
 def _estimate(rows: Sequence[Array]) -> Estimate:
-    """Over seeds, (P,) each."""
+    """Estimate over seeds, (P,) each."""
     table = np.stack(rows)
     return two_level.over_seeds(list(table[:, 0])) if table.shape[1] == 1 else two_level.mean(table)

@@ -136,7 +136,7 @@ def _ended(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
 
 
 def possible(estimate: Estimate, metric: str, weights: Sequence[float] = (1, -1)) -> Estimate:
-    """A contrast cut to what it can be at all: two win rates differ by 1 at most."""
+    """A contrast cut to its possible range: two win rates differ by 1 at most."""
     reach = (METRICS[metric].high - METRICS[metric].low) * math.fsum(map(abs, weights)) / 2
     return estimate.clipped(-reach, reach)
 

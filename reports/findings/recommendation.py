@@ -33,7 +33,7 @@ class Recommendation:
     compared: int
     """Arms that keep the constraints, this one included."""
     rivals: tuple[str, ...]
-    """Those of them that it does not beat on the seeds they share (Holm's correction over all pairs of arms)."""
+    """Arms among them that it does not beat on the seeds they share (Holm's correction over all pairs of arms)."""
     lead: float | None
     """Its paired mean difference to the arm with the second-best mean, positive where it is ahead; None without one."""
     smallest: float | None
@@ -54,7 +54,7 @@ class Recommendation:
 
 
 def constraints_of(records: StudyRecords) -> tuple[Constraint, ...]:
-    """The bounds that a study states for what it would use."""
+    """The bounds that a study sets for the recommended arm."""
     search = records.study.search
     return records.study.constraints or (search.constraints if search else ())
 
@@ -108,7 +108,7 @@ def prediction_bound(values: list[float], *, lower: bool, one_in: int = ONE_IN) 
 
 
 def _possible(metric: str, value: float | None) -> float | None:
-    """A bound cut to what the metric can be."""
+    """A bound cut to the metric's possible range."""
     return None if value is None else min(max(value, METRICS[metric].low), METRICS[metric].high)
 
 

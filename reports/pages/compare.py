@@ -1,4 +1,4 @@
-"""Several studies in one table: what their arms reached, at what drift and cost, and what became of their claims."""
+"""Several studies in one table: results of their arms, drift and cost, and the outcomes of their claims."""
 
 from __future__ import annotations
 

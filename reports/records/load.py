@@ -112,7 +112,7 @@ class StudyRecords:
         ]
 
     def by_prompt(self, metric: str, columns: Sequence[str]) -> bool:
-        """Tell whether these per-prompt columns are known of every evaluated trial that recorded the metric."""
+        """Return whether these per-prompt columns are known of every evaluated trial that recorded the metric."""
         known = [self._answered.get(key, set()) for key in columns]
         recorded = {(arm, seed) for arm in self.arms for seed in self.recorded(arm, metric)}
         return all(known) and recorded <= set.intersection(*known)
@@ -160,7 +160,7 @@ class StudyRecords:
 
     @cached_property
     def update_length(self) -> int:
-        """The most common number of gradient steps between two rollouts; 1 where that cannot be seen."""
+        """The most common number of gradient steps between two rollouts; 1 where it cannot be derived."""
         if "objective/kl" not in self.curves.columns:
             return 1
         steps = np.unique(self.curves.loc[self.curves["objective/kl"].notna(), "step"].to_numpy(dtype=np.int64))
@@ -238,8 +238,8 @@ def find_study(layout: Layout, name_or_path: str, profile: str | None = None) ->
 
 
 def require_run(folder: StudyFolder, study: Study) -> None:
-    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not what
-    was written."""
+    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not as
+    written."""
     if folder.started():
         return
     if study.imported is not None:

@@ -59,7 +59,7 @@ class Range:
     lowest: float
     highest: float
     rare: float
-    """The lowest where one seed in five drops, which the others leave out."""
+    """The lowest coverage where one seed in five drops, a case that the others leave out."""
     error: float
 
 

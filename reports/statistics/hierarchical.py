@@ -48,7 +48,7 @@ class Moments:
     between: Array
     """B: variance of the seed means, with S - 1 in the divisor; 0 with one seed."""
     within: Array
-    """v: what the sampling of completions adds to `between`; 0 with one seed or one prompt."""
+    """v: the part of `between` that the sampling of completions adds; 0 with one seed or one prompt."""
     prompts: Array
     """g: variance of the mean where seeds do not differ; 0 with one prompt."""
     spread: Array

@@ -33,8 +33,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its interval, in the unit of what was given; `low` and `high` are None where no interval can be
-    made."""
+    """A value with its interval, in the unit of the data; `low` and `high` are None where no interval can be made."""
 
     value: float
     low: float | None
@@ -64,7 +63,7 @@ class Estimate:
         return float(2 * stdtr(self.df, -distance / self.se))
 
     def clipped(self, low: float, high: float) -> Estimate:
-        """The interval cut to what the quantity can be at all."""
+        """The interval cut to the possible range of the quantity."""
         if self.low is None or self.high is None:
             return self
         return replace(self, low=max(self.low, low), high=min(self.high, high))

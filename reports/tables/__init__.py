@@ -1,1 +1,1 @@
-"""The tables, and what a table is."""
+"""The tables of a report, and their type."""

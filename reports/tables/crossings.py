@@ -1,4 +1,4 @@
-"""The table of crossed knobs: what one knob changes at each level of another, and where the effects do not add up."""
+"""The table of crossed knobs: effects of one knob at each level of another, and where they do not add up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Row:
     change: str
     at: str
     knob: tuple[str, Any, Any]
-    """Its name, its value and the value instead of which it stands."""
+    """A knob's name, its value and the value that it replaces."""
     other: tuple[str, Any, Any]
     contrast: Contrast
 

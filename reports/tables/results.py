@@ -127,7 +127,7 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
 
 
 def power_table(records: StudyRecords, findings: Findings) -> Table:
-    """Show what difference on the objective the design would have found in each arm."""
+    """Show the difference on the objective that the design would have found in each arm."""
     metric = records.study.objective.metric
     unit = METRICS[metric].unit
     shape = (
@@ -182,7 +182,7 @@ def status_table(records: StudyRecords, findings: Findings) -> Table:
 
 
 def effect_word(effect: Effect, objective: str) -> str:
-    """Return `better` and `worse` for the objective; `higher` and `lower` for what only accompanies it."""
+    """Return `better` and `worse` for the objective; `higher` and `lower` for other metrics."""
     if effect.metric == objective or effect.outcome not in ("better", "worse"):
         return effect.outcome
     return "higher" if (effect.outcome == "better") == effect.maximize else "lower"

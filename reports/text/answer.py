@@ -1,4 +1,4 @@
-"""The head of the page: what to use, what was found, and the warnings that come with the numbers."""
+"""The head of the page: the recommendation, the findings, and the warnings that come with the numbers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Answer:
     claims: tuple[str, ...]
     """One sentence per falsifier."""
     caveats: tuple[str, ...]
-    """Censoring, few seeds, mixed configurations: what a reader has to know first."""
+    """Censoring, few seeds, mixed configurations: warnings that come first."""
 
 
 def answer(records: StudyRecords, findings: Findings) -> Answer:

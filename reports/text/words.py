@@ -52,7 +52,7 @@ def number(value: float | None, key: str = "") -> str:
 
 
 def span(estimate: Estimate, key: str = "") -> str:
-    """The interval alone, or what there is in its place."""
+    """The interval alone, or its replacement."""
     if estimate.low is None or estimate.high is None:
         return "no interval"
     places = _places(estimate, key)

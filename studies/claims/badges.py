@@ -66,8 +66,8 @@ class Standing:
 
 
 def standing(study: Study, folder: StudyFolder, profile: str, overrides: Mapping[str, Any]) -> Standing:
-    """Compare a study's file with what was registered before its data. `study`: as read, not the confirmation of a
-    search. Raises `Damaged` for a chain that is not what was written."""
+    """Compare a study's file with its registration before the data. `study`: as read, not the confirmation of a search.
+    Raises `Damaged` for a chain that is not as written."""
     lines = read_chain(folder) if is_registered(study) else []
     now, count = content_of(study, profile, overrides), ended(folder, lines)
     trials = [one for one in folder.records() if not one.arm.startswith(SEARCH)] if lines else []
@@ -146,7 +146,7 @@ class _Claims:
         return then == (_own(self.now, kind, name), _some(self.now["arms"], arms))
 
     def _since(self, kind: str, name: str) -> str:
-        """After how many trials a claim became what it is now."""
+        """Return after how many trials a claim took its present form."""
         count = self.count
         for line in reversed(self.lines):
             if not self._same(line, kind, name):
@@ -188,7 +188,7 @@ def _has_arm(line: Line, arm: str) -> bool:
 
 
 def _arms(content: Content, kind: str, name: str) -> list[str]:
-    """The arms whose trials judge a claim; none where it is not in the content."""
+    """The arms whose trials judge a claim; none where the claim is not in the content."""
     if kind == SENTENCE:
         return list(content["arms"])
     own = content[kind].get(name, {})
@@ -197,7 +197,7 @@ def _arms(content: Content, kind: str, name: str) -> list[str]:
 
 
 def _own(content: Content, kind: str, name: str) -> dict[str, Any]:
-    """All that a claim depends on, without the settings of arms; empty where it is not in the content."""
+    """Everything that a claim depends on, without the settings of arms; empty where the claim is not in the content."""
     if kind == SENTENCE:
         own = {key: content[key] for key in _OF_SENTENCE if content.get(key) is not None}
         own = own if "hypothesis" in own else {}

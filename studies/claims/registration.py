@@ -96,8 +96,8 @@ def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, notif
 
 
 def read_chain(folder: StudyFolder) -> list[Line]:
-    """All lines, the first first; none where the study was not registered. Raises `Damaged` for a chain that is not
-    what was written."""
+    """Read all lines, the first first; none where the study was not registered. Raises `Damaged` for a chain that is
+    not as written."""
     path, lines, head = folder.registration_file, list[Line](), _head(folder)
     try:
         texts = path.read_text("utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""Verdicts of a study from what is recorded: no training, no torch, nothing but files."""
+"""Verdicts of a study from its records: no training, no torch, nothing but files."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands, and what they show on a terminal."""
+"""The commands, and their output on a terminal."""

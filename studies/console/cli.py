@@ -83,7 +83,7 @@ _judge: Judge | None = None
 
 
 def report_with(report: Report, judge: Judge | None = None) -> None:
-    """Let the layer above supply what draws the report of a finished study, and what judges its hypotheses."""
+    """Set the functions of the layer above that draw the report of a finished study and judge its hypotheses."""
     global _report, _judge
     _report, _judge = report, judge
 
@@ -544,7 +544,7 @@ def terminal() -> Console:
 
     class Terminal(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-            """Styles are added to what is rendered here; other control characters come from what people wrote."""
+            """Styles are added to the text rendered here; other control characters come from people's own text."""
             for segment in super().render(renderable, options):
                 own = segment.control is not None or not control_character(segment.text)
                 yield segment if own else Segment(printable(segment.text), segment.style)

@@ -44,7 +44,7 @@ def print_plan(
     *,
     trials: str = TRIALS,
 ) -> None:
-    """Print how many trials will run and how long they take, what will run and why, and where it matters the T4's
+    """Print the number of trials to run and their time, each stage and its reason, and where it matters the T4's
     budget.
 
     Builds nothing. Raises `UserError` where a stage that has to run lacks data or a model; the budget, which needs
@@ -271,7 +271,7 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
 
 
 def print_memory(console: Console, model: str) -> None:
-    """Print what the four networks take, one row for each way to hold them. Raises `UserError`."""
+    """Print the memory of the four networks, one row for each way to hold them. Raises `UserError`."""
     from pipeline.forecast.four_models import ADAPTER_SHARE, BYTES, NETWORKS, parameters_of
     from pipeline.resources.machine import GIB
 

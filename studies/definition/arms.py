@@ -44,8 +44,7 @@ def of_factors(
 
 
 def arm_name(overrides: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """``beta=0.05+epsilon=0.1``; what cannot stand in a file name is refused later by
-    `pipeline.run.layout.safe`."""
+    """``beta=0.05+epsilon=0.1``; `pipeline.run.layout.safe` later refuses names that no file can have."""
     return "+".join(f"{labels[key]}={word(value)}" for key, value in overrides.items())
 
 

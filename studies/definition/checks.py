@@ -28,7 +28,7 @@ from studies.definition.schema import IMPORTED, KINDS, Study
 from studies.definition.space import Constraint
 
 CONFIRM = "confirm-"
-"""Followed by a rank: the arms of a confirmation."""
+"""Prefix of the arms of a confirmation, followed by a rank."""
 MOST_TRIALS = 10_000
 IDLE = "has no effect"
 SMOKE, STEPS = "smoke", "train.steps"
@@ -50,7 +50,7 @@ def check(study: Study) -> list[ConfigFault]:
 
 
 def fault_lines(source: str, faults: Iterable[ConfigFault]) -> str:
-    """One line per fault, with file and line; what is wrong with ``--set`` is in no file."""
+    """One line per fault, with file and line; faults of ``--set`` are in no file."""
     lines = (
         fault.text if fault.text.startswith("--set") else f"{_at(source, fault.where)}: {fault.text}"
         for fault in faults
@@ -256,8 +256,8 @@ def _knobs(study: Study) -> Iterator[ConfigFault]:
 
 
 def _space(study: Study, below: Mapping[str, Any]) -> Iterator[ConfigFault]:
-    """Both ends of every range, and every value, must make a valid trial by themselves and beside each other, on the
-    profile with `below` changed."""
+    """Check both ends of every range, and every value, alone and beside each other, on the profile with `below`
+    changed: each must make a valid trial."""
     if study.search is None:
         return
     fixed = kept_apart(study.vary)

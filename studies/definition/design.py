@@ -41,13 +41,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Foreign:
-    """One trial that another program ran. Its configuration is not ours to know: arm and seed are what it is known
-    by."""
+    """One trial that another program ran, identified by arm and seed, since its configuration is unknown."""
 
     arm: str
     seed: int
     steps: int = 0
-    """Unknown: such a trial was to take the steps that it took."""
+    """Unknown: such a trial counts as planned for the steps that it took."""
 
     @property
     def label(self) -> str:
@@ -144,6 +143,6 @@ def _unequal_episodes(plan: Sequence[Cell]) -> list[str]:
 
 
 def design_digest(plan: Sequence[Planned]) -> str:
-    """Eight hexadecimal digits that change when arms, seeds or any configuration change; order does not count."""
+    """Eight hexadecimal digits that change with arms, seeds or any configuration, whatever their order."""
     content = sorted([cell.arm, cell.seed, cell.digest] for cell in plan)
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:8]

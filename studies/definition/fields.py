@@ -16,7 +16,7 @@ from pipeline.run.metrics import METRICS, known
 
 MOST_SEEDS = 1_000
 EVALUATION, COST = "eval/", "cost/"
-"""Heads of the metrics that exist once per trial, after training: of its evaluation, and of what it cost."""
+"""Heads of the metrics that exist once per trial, after training: of its evaluation, and of its cost."""
 PENALISED = ("objective/rlhf_reward", "objective/non_score_reward")
 """Metrics whose definition differs between arms of different beta."""
 SEED_KEY, STOP_KEY = "train.seed", "train.stop"
@@ -24,7 +24,7 @@ FIXED = {
     SEED_KEY: "is set by the study's seeds, so that arms stay paired",
     STOP_KEY: "is set by falsifiers with `stop: true`, and by search.prune",
 }
-"""Keys that no study may change, and who does."""
+"""Keys that no study may change -> the part that sets them."""
 
 
 def _listed(seeds: Any) -> Any:

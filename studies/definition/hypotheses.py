@@ -1,4 +1,4 @@
-"""Hypotheses that a program can judge: a metric, a contrast of arms or an order of them, and what is expected."""
+"""Hypotheses that a program can judge: a metric, a contrast of arms or an order of them, and the expected result."""
 
 from __future__ import annotations
 

@@ -22,12 +22,12 @@ def seeded(config: TrialConfig, seed: int, vary: Sequence[Link]) -> TrialConfig:
 
 
 def chain_of(config: TrialConfig) -> tuple[int, ...]:
-    """The seeds of what comes before training: trials with equal ones can share it."""
+    """Seeds of the stages before training: trials with equal seeds can share them."""
     return config.sft.seed, config.reward.learned.pairs_seed, config.reward.seed
 
 
 def acting(config: TrialConfig, vary: Sequence[Link]) -> tuple[Link, ...]:
-    """Those links that exist in this configuration: a ready reward has no labels, a snapshot without SFT no seed."""
+    """Links that exist in this configuration: a ready reward has no labels, a snapshot without SFT no seed."""
     return tuple(link for link in LINKS if link in vary and not _idle(config, link))
 
 

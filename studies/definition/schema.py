@@ -41,7 +41,7 @@ DERIVED = ("name", "source", "confirms")
 Kind = Literal["arms", "grid", "factors", "search", "imported"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 IMPORTED: Kind = "imported"
-"""The kind of a study whose trials other programs ran, and what stands in the place of its profile."""
+"""Kind of a study whose trials other programs ran, and the stand-in for its profile."""
 Figure = Literal[
     "frontier", "overoptimisation", "win_rate", "effects", "matched_kl", "interactions", "kl", "entropy", "training",
     "pareto", "tradeoff", "price",
@@ -191,7 +191,7 @@ def _knob_outside(fault: ConfigFault) -> ConfigFault:
 
 
 def single(profile: str, overrides: Mapping[str, Any], seed: int) -> Study:
-    """A study of one trial, whose arm is named after what it changes."""
+    """A study of one trial, whose arm is named after its changes."""
     for key, giver in {SEED_KEY: "by --seed", STOP_KEY: "by a study's falsifiers (stop: true)"}.items():
         if key in overrides:
             raise UserError(f"--set: '{key}' is given {giver}")

@@ -16,10 +16,10 @@ from studies.definition.schema import Study
 from studies.definition.space import Objective
 
 SEARCH = "search-"
-"""Followed by a number: the arms of a search's trials."""
+"""Prefix of the arms of a search's trials, followed by a number."""
 WORST = math.inf
 ENDED = {"pruned": 1e3, "diverged": WORST, "failed": WORST}
-"""Violations of trials that ended early, beyond any measured one: what went over the ceiling, then what broke."""
+"""Violations of trials that ended early, beyond any measured one: of those above the ceiling, then of broken ones."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,7 @@ def load(study: Study, folder: StudyFolder) -> dict[str, Any] | None:
 
 
 def confirmation(study: Study, folder: StudyFolder) -> Study:
-    """The study whose arms are compared: the study itself, or the baseline and what its search has chosen, on fresh
-    seeds."""
+    """The study whose arms are compared: the study itself, or the baseline and the search's choice, on fresh seeds."""
     if study.search is None or study.arms is not None:
         return study
     saved = load(study, folder)

@@ -1,4 +1,4 @@
-"""The sections of a search: its space, what it aims at, what it must not break, and how its winners are confirmed."""
+"""The sections of a search: its space, objectives, constraints, and the confirmation of its winners."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Confirm(Section):
 
 
 class Search(Section):
-    """TPE over a space, and the confirmation of what it found."""
+    """TPE over a space, and the confirmation of its results."""
 
     space: Annotated[dict[Knob, Dimension], BeforeValidator(in_full)] = Field(
         min_length=1, description="dotted key: {low, high, log, int} or {values: [...]}"

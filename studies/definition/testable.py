@@ -77,7 +77,7 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     (ROUNDS, ("objective/round_kl_per_token",)),
     (given("algorithm.target_kl"), ("policy/update_steps",)),
 )  # fmt: skip
-"""Series that only some configurations record, and what they need; all conditions of a series must hold."""
+"""Series that only some configurations record, and their conditions, all of which must hold."""
 
 
 def untestable(study: Study, plan: Sequence[Cell]) -> list[str]:

@@ -25,7 +25,7 @@ from studies.execution.started import Started, shared_of
 AHEAD = 2
 """Trials for each hand that are to be ready before the next seed's shared stages are put off."""
 DEATHS = 2
-"""After so many deaths in a row without a new stage or checkpoint a trial is given up."""
+"""Deaths in a row without a new stage or checkpoint, after which a trial is given up."""
 
 Key = tuple[str, int]
 
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Under which its files stand."""
+        """Name under which its files stand."""
         name = self.run.folder.cell_name(self.cell.arm, self.cell.seed)
         return name if self.until is None else f"{name}.shared"
 
@@ -113,7 +113,7 @@ class Agenda:
         """
         ready, waiting, others = list[Cell](), None, set[str]()
         lacking = dict[str, StagePlan]()
-        """By what trials share, the first stage of it that is missing."""
+        """Shared part -> its first missing stage."""
         for cell in self.open():
             if is_held(self._lock(cell)):
                 others.add(cell.label)

@@ -92,7 +92,7 @@ def _end_with_hand() -> None:
 
 @contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Send what libraries print, also from C, and tracebacks to a log, which goes again where it stays empty."""
+    """Send all that libraries print, also from C, and tracebacks to a log, which is deleted where it stays empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         os.dup2(file.fileno(), 1)

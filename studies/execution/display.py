@@ -72,16 +72,16 @@ class Row:
 
 
 class Display:
-    """Shows how trials come along, by their labels. All text is shown as it is: names and messages are never markup."""
+    """A display of trials' progress, by label. All text is shown as it is: names and messages are never markup."""
 
     def __init__(self, console: Console, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
         self.total = total
-        """Trials in all; what a search will confirm is only known when it ends."""
+        """Trials in all; the trials that a search will confirm are only known when it ends."""
         self._rows: dict[str, Row] = {}
         self._ended = self._ended_here = 0
         self._first: float | None = None
-        """When the first trial of this call was seen; shared stages come before."""
+        """Time when the first trial of this call was seen; shared stages come before."""
         self._live = (
             Live(console=console, refresh_per_second=4, get_renderable=self.table) if console.is_terminal else None
         )
@@ -106,7 +106,7 @@ class Display:
             self.line(f"already recorded: {n} of {of} {what}", "dim")
 
     def shown(self, status: Status) -> None:
-        """Take in the status of a running trial, and print what is new in it."""
+        """Take in the status of a running trial, and print its news."""
         now, row = self._clock(), self._row(status.label, status)
         row.look(status, now)
         if self._first is None and not status.shared:

@@ -88,28 +88,28 @@ class _Child:
 
 
 class Hands:
-    """Those who work on a study for this command: in this process, its children, or jobs of a cluster."""
+    """Workers on a study for this command: in this process, its children, or jobs of a cluster."""
 
     on_status: Callable[[], None] = staticmethod(lambda: None)
     """Called whenever a trial that runs in this process has written its status."""
 
     def step(self) -> bool:
-        """See to what has ended and start what can start. False when no trial of the study is left.
+        """Handle tasks that have ended and start those that can start. False when no trial of the study is left.
 
         Raises `UserError` and `Fault` for what would stop every other trial as well.
         """
         raise NotImplementedError
 
     def wait(self, seconds: float) -> None:
-        """Until there may be something to do, at most so long."""
+        """Wait until there may be something to do, at most so long."""
         time.sleep(seconds)
 
     def close(self) -> None:
-        """End what cannot go on without this process."""
+        """End all tasks that cannot go on without this process."""
 
 
 class Hand(Hands):
-    """Has at most `slots` children at once."""
+    """Hands with at most `slots` children at once."""
 
     def __init__(self, run: Started, agenda: Agenda, slots: int, say: Say, *, share_gpus: bool = True) -> None:
         """`share_gpus`: hold cards against other commands on this machine; a scheduler does that itself."""
@@ -239,8 +239,8 @@ def settle(agenda: Agenda, task: Task, code: int | None, say: Say) -> None:
 
 
 def _longest(task: Task) -> float:
-    """Seconds after which a child is killed: twice the training's wall-clock cap, and an hour for what the cap leaves
-    out."""
+    """Seconds after which a child is killed: twice the training's wall-clock cap, and an hour for work outside the
+    cap."""
     return 2 * 3600 * task.cell.config.caps.wall_clock_h + 3600
 
 

@@ -40,7 +40,7 @@ class RayOptions(Section):
 
 
 class Ray(Hands):
-    """Has at most `jobs` tasks on the cluster."""
+    """Hands with at most `jobs` tasks on the cluster."""
 
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: RayOptions, say: Say) -> None:
         """Raises `UserError` where Ray is missing, the cluster does not answer, or no node is large enough."""
@@ -61,7 +61,7 @@ class Ray(Hands):
         self._tasks = [self._begin() for _ in range(min(jobs, len(agenda.open()) or jobs))]
 
     def step(self) -> bool:
-        """See to tasks that have ended. False when no trial is left.
+        """Handle tasks that have ended. False when no trial is left.
 
         Raises `UserError` and `Fault` as the hands do, and `Fault` where Ray has given all of them up.
         """

@@ -1,4 +1,4 @@
-"""A trial that has run, by its name STUDY/ARM/SEED, and what its stages left."""
+"""A trial that has run, by its name STUDY/ARM/SEED, and the artifacts of its stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.run.store import Artifact, artifact_of, checked
 
 
 def find_trial(run: str, layout: Layout, profile: str | None = None) -> TrialRecord:
-    """The record of STUDY/ARM/SEED. Raises `UserError` with what there is instead."""
+    """The record of STUDY/ARM/SEED. Raises `UserError` with the records that exist."""
     parts = run.split("/")
     if len(parts) != 3 or not parts[2].isdigit():
         raise UserError(f"run '{run}': write it as STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10")

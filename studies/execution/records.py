@@ -1,4 +1,4 @@
-"""Records of trials: when one stands for a cell, and how one is made from what a trial left."""
+"""Records of trials: when one stands for a cell, and how one is made from a trial's artifacts."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ from studies.execution.recorded import artifact, find_trial, folder_of
 from studies.execution.scoring_sheet import Sheet, read_sheet
 
 ROWS = 256
-"""Scored between two reports of progress."""
+"""Texts scored between two reports of progress."""
 AT_ONCE = 64
 """Rows in memory together, at most."""
 
 Scores = Mapping[str, Tensor]
-"""Scores (n,) by what they are called behind the column's name; the score itself under the empty name."""
+"""Scores (n,) by their part of the column's name; the score itself under the empty name."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def score_file(
 def scorer_of(
     key: str, name: str, layout: Layout, profile: str | None, label: str | None, device: torch.device
 ) -> Scorer:
-    """The scorer that the option `key` names. Raises `UserError` with what can be named."""
+    """The scorer that the option `key` names. Raises `UserError` with the names that exist."""
     if name in SCORING and name != "classifier":
         return _ready(key, {"kind": name}, device)
     if _is_folder(name):

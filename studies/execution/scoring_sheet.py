@@ -23,7 +23,7 @@ MOST_ROWS = 2_000_000
 
 @dataclass(frozen=True)
 class Sheet:
-    """The rows of a file; whatever stands beside prompt and completion is written back as it was read."""
+    """The rows of a file; columns beside prompt and completion are written back as they were read."""
 
     path: Path
     rows: list[dict[str, Any]]

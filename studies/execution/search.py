@@ -63,10 +63,10 @@ class Proposals:
         """Records of the trials that have ended, by number."""
         self._answered = 0
         self.over = False
-        """All trials have ended, and what is to be confirmed is on file."""
+        """True when all trials have ended, and those to be confirmed are on file."""
 
     def advance(self) -> list[Cell]:
-        """Take in what has ended and propose what can be; returns the proposed trials that have not ended.
+        """Take in ended trials and propose new ones; returns the proposed trials that have not ended.
 
         Writes `search.json` where that lacks a trial that has ended.
         """
@@ -92,7 +92,7 @@ class Proposals:
 
     @property
     def trials(self) -> list[Tried]:
-        """Those that have ended, by number."""
+        """Trials that have ended, by number."""
         return [
             tried(self._study, number, dict(self._asked[number][0].params), self.ended[number])
             for number in sorted(self.ended)
@@ -137,7 +137,7 @@ class Proposals:
         self._asked.append((trial, Cell(arm(number), seed, config)))
 
     def _tell_until(self, last: int) -> bool:
-        """Tell Optuna all trials up to and with `last`, in order. False while one of them is still running."""
+        """Pass all trials up to and with `last` on to Optuna, in order. False while one of them is still running."""
         from optuna.trial import TrialState
 
         if any(number not in self.ended for number in range(self._answered, last + 1)):

@@ -66,7 +66,7 @@ exit $code
 
 
 class Slurm(Hands):
-    """Hands that keep `jobs` jobs in the queue, and look whether any is left."""
+    """Hands that keep `jobs` jobs in the queue, and check whether any is left."""
 
     def __init__(self, run: Started, agenda: Agenda, jobs: int, options: Mapping[str, str | None], say: Say) -> None:
         """`options` are sbatch's, by their names; None leaves out one that a job would have."""
@@ -77,7 +77,7 @@ class Slurm(Hands):
         self._looked, self._missed = float("-inf"), 0
 
     def step(self) -> bool:
-        """Submit what is missing, once, and look at the queue when it is time. Raises `UserError` where sbatch refuses,
+        """Submit missing jobs, once, and look at the queue when it is time. Raises `UserError` where sbatch refuses,
         `Fault` when all jobs have ended and trials are left, `KeyboardInterrupt` when somebody has cancelled them."""
         left = self._agenda.is_left()
         if left and time.monotonic() - self._looked > LOOK_SECONDS:
@@ -187,7 +187,7 @@ def lead_of(limit: str | None) -> int:
 
 
 def _ask(*command: str, script: str | None = None) -> tuple[int, str]:
-    """Exit code and answer of a command of SLURM; for a code other than 0, the last line of what it complains of.
+    """Run a command of SLURM: its exit code and answer; for a code other than 0, the last line of its errors.
 
     Raises `UserError` where there is no such command.
     """

@@ -47,7 +47,7 @@ PINNED = {
     "trials": "another kind of trial",
     "own": "another version of a class of its own",
 }
-"""Keys of `study.json` that all hands of a study share, and what differs where one does."""
+"""Keys of `study.json` that all hands of a study share -> the difference, in words."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def code_digest() -> str:
 
 
 def python_path() -> str:
-    """``PYTHONPATH`` for a hand on another machine: this program first, then what the variable holds here."""
+    """``PYTHONPATH`` for a hand on another machine: this program first, then the variable's value here."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys([str(HOME), *filter(None, given)]))
 
@@ -214,7 +214,7 @@ def _pinned(run: Started) -> dict[str, Any]:
 
 
 def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
-    """Raise `UserError` where what is pinned differs from what this process would work with."""
+    """Raise `UserError` where the pinned start differs from the one of this process."""
     pinned = run.folder.started()
     for key, words in PINNED.items():
         if canonical_json(pinned.get(key)) != canonical_json(wanted.get(key)):

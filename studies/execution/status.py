@@ -31,7 +31,7 @@ class Status:
     lock: str = ""
     """Name of the lock that is held while the process works."""
     shared: bool = False
-    """Builds stages that trials share."""
+    """True where it builds stages that trials share."""
     stages: dict[str, list[Any]] = field(default_factory=dict)
     """Stage -> state, detail, and seconds that it took."""
     stage: str = ""
@@ -49,7 +49,7 @@ class Status:
     reason: str = ""
     """Reason why it ended, or why the process did."""
     seconds: float = 0.0
-    """Since the process began."""
+    """Seconds since the process began."""
 
 
 def read_status(path: Path) -> Status | None:

@@ -1,4 +1,4 @@
-"""Runs a study from its start to its report: pins it, has hands work on it, watches them, and sums up."""
+"""Run a study from its start to its report: pin it, set hands to work, watch them, and sum up."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WAIT_SECONDS = 0.2
 Left = Literal["nothing", "some", "all"]
 """Trials left when a hand's work ends: "some" after it got further with some, "all" if with none."""
 Hire = Callable[[Started, Agenda, Say], Hands]
-"""Makes the hands of a study."""
+"""A function that makes the hands of a study."""
 LOCAL = ("processes", "inline")
 """Each trial in a child of this process; one trial after the other in this process, for debuggers."""
 CLUSTERS = ("slurm", "ray")
@@ -72,7 +72,7 @@ def run_study(
     trials: str = TRIALS,
     after: Callable[[StudyFolder], Path | None] | None = None,
 ) -> StudyResult:
-    """Run what is missing of a study, `jobs` trials at once, and return all of it; other hands may be at work on it.
+    """Run the missing trials of a study, `jobs` at once, and return all of it; other hands may be at work on it.
 
     `after` may draw a report from the finished folder and return its path. Raises `UserError` for what the user can put
     right, and lets `KeyboardInterrupt` through once every trial has been stopped.
@@ -136,7 +136,7 @@ def work(layout: Layout, name: str, profile: str, jobs: int, say: Say, *, stop: 
 
 
 def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking: Background, hire: Hire) -> None:
-    """Have hands run what is missing, and watch them."""
+    """Let hands run all missing trials, and watch them."""
     missing = agenda.open()
     for execution in run.execution(missing):
         named = [value if key in ("device", "precision") else f"{key} {value}" for key, value in execution.items()]

@@ -1,4 +1,4 @@
-"""Watches a study: shows how its trials come along, from their status files and records, whoever runs them."""
+"""Watch a study: show how its trials come along, from their status files and records, whichever process runs them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Watch:
         self._relative = {one.name for one in run.study.falsifiers if one.relative_to}
         """Claims in which other arms are compared with the baseline."""
         self._cells: dict[str, Cell] = {}
-        """By the name under which their files stand."""
+        """Cells by the name under which their files stand."""
         self._written: dict[str, tuple[int, int]] = {}
         """Time and inode of each status file when it was last read; a clock's tick can hold two writings."""
         self._running: dict[Key, _Running] = {}
@@ -75,7 +75,7 @@ class Watch:
             self._written[name] = _mark(path)
 
     def poll(self) -> None:
-        """Look at what has changed, unless the last look was just now."""
+        """Look at changed files, unless the last look was just now."""
         began = time.monotonic()
         if began < self._next:
             return
@@ -125,7 +125,7 @@ class Watch:
             self._display.forget(status.label)
 
     def _follow(self, cell: Cell, status: Status) -> None:
-        """Judge the claims on a running trial, and its health, by what it has recorded. Claims relative to the baseline
+        """Judge the claims on a running trial, and its health, from its records so far. Claims relative to the baseline
         wait until both trials have ended."""
         one = self._running.setdefault((cell.arm, cell.seed), _Running(status))
         claims = [

@@ -63,8 +63,8 @@ def find_logs(folder: Path, own: Map) -> tuple[dict[Cell, pd.DataFrame], dict[st
 
 
 def number(value: Any) -> float:
-    """A logged number, also one in quotes; NaN where nothing was recorded, infinity for what is not finite, and minus
-    infinity for what is no number."""
+    """A logged number, also one in quotes; NaN where nothing was recorded, infinity where it is not finite, and minus
+    infinity where it is no number."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return math.nan
     try:

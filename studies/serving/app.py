@@ -134,7 +134,7 @@ def create_app(server: Server, hosts: Sequence[str] = HERE) -> Starlette:
 
 
 def serve(name: str, layout: Layout, port: int, host: str, threads: int, profile: str | None, share: float) -> None:
-    """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for what cannot be served, or a port that is taken."""
+    """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for an unservable policy or a port that is taken."""
     check_free(host, port)
     cpu.keep_freed_memory()
     torch.set_num_threads(threads)

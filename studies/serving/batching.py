@@ -62,7 +62,7 @@ class Completion(BaseModel):
     stop: list[str] = Field([], max_length=4)
     stream: bool = False
     measure: bool = False
-    """Ours: also log-probs under policy and reference, exact KL, proxy and gold."""
+    """Own field: also log-probs under policy and reference, exact KL, proxy and gold."""
     # Clients send these too. They change nothing, at these values alone where there are bounds.
     user: str = ""
     stream_options: dict[str, Any] = {}

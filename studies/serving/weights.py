@@ -66,7 +66,7 @@ class Folder:
 
 
 class ServedTrial:
-    """A trial of a study, by what its stages left in the store."""
+    """A trial of a study, from its stages' artifacts in the store."""
 
     def __init__(self, name: str, config: TrialConfig, store: Store, keys: Callable[[], Keys]) -> None:
         self.name, self.config, self.device, self._store, self._keys = name, config, device_of("auto"), store, keys
@@ -116,7 +116,7 @@ class ServedTrial:
 
 
 def find(name: str, layout: Layout, profile: str | None = None) -> Folder | ServedTrial:
-    """STUDY/ARM/SEED, or the path of a folder. Raises `UserError` with what there is instead."""
+    """STUDY/ARM/SEED, or the path of a folder. Raises `UserError` with the names that exist."""
     folder, parts = Path(name).expanduser().absolute(), name.split("/")
     if name and folder.is_dir():
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):

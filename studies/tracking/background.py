@@ -1,4 +1,4 @@
-"""Sends to MLflow while trials run, from a thread of its own: neither trials nor the report wait for MLflow."""
+"""Send to MLflow while trials run, from a thread of its own: neither trials nor the report wait for MLflow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 
 
 class Background:
-    """Calls ``send(running=, warn=)`` every few seconds from `begin` on, and a last time at the end."""
+    """A thread that calls ``send(running=, warn=)`` every few seconds from `begin` on, and a last time at the end."""
 
     def __init__(
         self,

@@ -77,7 +77,7 @@ def tags_of_record(
 
 
 def tags_of_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Tags of what a run was computed with."""
+    """Tags of a run's hardware and software."""
     tags = {name: environment[name] for name in OWN_TAGS if name in environment}
     tags["versions"] = ", ".join(f"{name} {text}" for name, text in sorted(environment.items()) if name not in OWN_TAGS)
     commit = environment.get("git_commit", "unknown").split(" ")[0]

@@ -129,7 +129,7 @@ class Runs:
             run.shown = status
 
     def send_rows(self, key: str, metrics: Path) -> None:
-        """Send the complete lines of a metrics file that are new. A resumed trial first writes again what was sent."""
+        """Send the complete new lines of a metrics file. A resumed trial first writes again lines that were sent."""
         run = self.states[key]
         for end, points in _batches(metrics, run.sent_bytes):
             from mlflow.entities import Metric
@@ -168,7 +168,7 @@ class Runs:
 
 
 def digest_of(content: Any) -> str:
-    """16 hexadecimal digits of what JSON can hold."""
+    """16 hexadecimal digits of a value that JSON can hold."""
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
 
 

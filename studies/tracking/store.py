@@ -1,4 +1,4 @@
-"""The store that runs go to: the MLflow database of the output root, or what ``MLFLOW_TRACKING_URI`` names."""
+"""The store of the runs: the MLflow database of the output root, or the address in ``MLFLOW_TRACKING_URI``."""
 
 from __future__ import annotations
 

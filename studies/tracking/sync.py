@@ -87,7 +87,7 @@ def sync(
     status: Status = "running",
     verdicts: Sequence[Verdict] = (),
 ) -> Synced | None:
-    """Send MLflow what it lacks of a study's records and running trials; None while another process is doing so.
+    """Send the missing records and running trials of a study to MLflow; None while another process is doing so.
 
     With the status ``complete`` the parent run ends and shows `verdicts`. When MLflow fails, `warn` receives one line,
     and the next call sends the rest. Raises `Damaged`, or `Gone`, for a record or an artifact that is not what was

@@ -54,7 +54,7 @@ if __name__ == "__main__":
 def go(
     study: Study, layout: Layout, name: str = "inline", jobs: int = 2, **overrides: object
 ) -> tuple[StudyResult, str]:
-    """Run a study with the fake trial here; returns what came of it and what was printed."""
+    """Run a study with the fake trial here; returns its result and the printed text."""
     text = io.StringIO()
     console = Console(file=text, width=200)
     layout.root.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def record_of(arm: str = "weak", seed: int = 0, **values: Any) -> TrialRecord:
 
 
 def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:
-    """All that complete trials left, but for times."""
+    """Files that complete trials left, without times."""
     found = {}
     for record in result.records:
         assert record.status == "complete"
@@ -111,7 +111,7 @@ def half_way(layout: Layout, trials: int = len(CELLS)) -> bool:
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Until a condition holds; fails after so long."""
+    """Wait until a condition holds; fail after so long."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"

@@ -1,4 +1,4 @@
-"""Verdicts on small records written by hand: which of them is compared with which, and what becomes of it."""
+"""Verdicts on small records written by hand: the comparisons, and their outcomes."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_an_evaluation_that_is_not_there_is_not_tested(
     assert (found.outcome, reason in found.reason) == (outcome, True)
 
 
-def test_lost_results_are_told_apart_by_what_a_claim_reads(recorded: Callable[[str], Study], layout: Layout) -> None:
+def test_lost_results_matter_only_to_claims_that_read_them(recorded: Callable[[str], Study], layout: Layout) -> None:
     study = recorded(RELATIVE)
     assert stages_read(study.falsifiers) == ["train"]
     assert {record.arm for record in evidence(study, folder_of(layout), cells(study))} == {"base", "same", "other"}
@@ -232,7 +232,7 @@ STUDY = (
 
 @pytest.mark.usefixtures("no_mlflow")
 @pytest.mark.parametrize("executor", ["inline", "processes"])
-def test_a_running_study_tells_what_the_records_say(write_study: Write, layout: Layout, executor: str) -> None:
+def test_a_running_study_shows_the_verdicts_of_its_records(write_study: Write, layout: Layout, executor: str) -> None:
     """`strong` runs after `weak`, so with it as the baseline the claim on `weak` is decided when `strong` has ended."""
     result, text = go(write_study(STUDY), layout, executor)
     by_claim = {(one.name, one.arm, one.seed): one for one in result.verdicts}

@@ -1,5 +1,4 @@
-"""`ablate plan`: what will run, why, and how long; what was removed; claims that cannot be tested; data that cannot be
-used."""
+"""`ablate plan`: runs, reasons and times; removed artifacts; claims that cannot be tested; data that cannot be used."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def record(study: Study, layout: Layout) -> None:
         run_study(study, layout, None, SMALL, Inline, 1, Console(file=nowhere), trials="fake_trial")
 
 
-def test_plan_opens_with_what_will_run_and_says_why(write_study: Write, layout: Layout) -> None:
+def test_plan_opens_with_what_will_run_and_why(write_study: Write, layout: Layout) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
     warned = write_study(fake_trial.STUDY.replace("before_step: 32", "before_step: 65"))
@@ -69,7 +68,7 @@ def test_plan_opens_with_what_will_run_and_says_why(write_study: Write, layout: 
     assert states == sorted(states, reverse=True), "what will run stands first"
 
 
-def test_plan_tells_the_time_that_earlier_trials_took(write_study: Write, layout: Layout) -> None:
+def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout: Layout) -> None:
     study = write_study()
     record(study, layout)
     assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
@@ -93,7 +92,7 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: W
     assert any("does not fit" in line for line in shown(study, layout, **sizes))
 
 
-def test_plan_says_what_the_name_of_an_algorithm_came_to(write_study: Write, layout: Layout) -> None:
+def test_plan_lists_the_settings_of_an_algorithm_name(write_study: Write, layout: Layout) -> None:
     layout.root.mkdir(parents=True)
     group, idle = {"algorithm.name": "gspo", "algorithm.clip.epsilon": 0.001}, {"algorithm.name": "best_of_n"}
     study = write_study().model_copy(update={"arms": {"weak": {}, "strong": group, "idle": idle}})

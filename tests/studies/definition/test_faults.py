@@ -102,7 +102,7 @@ EDITS = [
     (SEARCH, "trials: 14", "trials: 14\n  objectives: [{metric: eval/gold}, {metric: eval/gold}]", "named twice"),
     (SEARCH, "trials: 14", "trials: 14\n  prune: {metric: objective/scores, above: 1}", "search.prune.metric"),
 ]  # fmt: skip
-"""A file, what is replaced in it, and the fault; `...` stands for words between."""
+"""A file, a text to replace in it, and the fault; `...` stands for words between."""
 
 
 def faults(write_study: Write, text: str) -> list[str]:
@@ -142,7 +142,7 @@ def test_all_faults_come_at_once_and_names_before_values(write_study: Write) -> 
     assert all(map(matches, values, found := faults(write_study, text))), found
 
 
-def test_a_fault_of_many_arms_is_told_once(write_study: Write) -> None:
+def test_a_fault_of_many_arms_is_reported_once(write_study: Write) -> None:
     head = HEAD.replace("weak", "beta=0.1+epsilon=0.1")
     (line,) = faults(write_study, head + "grid: {kl.beta: [0.1, 0.2], algorithm.clip.epsilon: [0.1, -1]}\n")
     assert matches("grid.beta=0.1+epsilon=-1: algorithm.clip.epsilon = -1 ... (and in 1 more arm)", line)

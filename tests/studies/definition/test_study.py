@@ -179,7 +179,7 @@ def test_the_profile_then_the_algorithm_then_set_then_the_arm(write_study: Write
 # --- cautions ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_allowed_and_misleading_is_said_with_the_arms_that_it_concerns() -> None:
+def test_misleading_settings_give_a_warning_with_the_arms_concerned() -> None:
     study = single("tiny", {}, 0)
     base = study.baseline
 

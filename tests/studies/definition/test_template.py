@@ -58,7 +58,7 @@ def test_a_new_study_is_valid_as_it_stands(faults: Faults, tmp_path: Path, desig
         ("arms:\n", "grid: {optimiser.lr: [1]}\narms:\n", True),
     ],
 )
-def test_the_schema_sees_mistakes_and_knows_names_of_the_users(
+def test_the_schema_finds_mistakes_and_allows_names_of_the_users(
     faults: Faults, tmp_path: Path, old: str, new: str, wrong: bool
 ) -> None:
     text = template(tmp_path / "mine.yaml", "arms")

@@ -18,7 +18,7 @@ from studies.execution.ray_tasks import RayOptions, request_of
 from studies.execution.slurm import wanted
 
 
-def test_a_job_of_slurm_asks_for_what_the_largest_trial_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_of_slurm_has_room_for_the_largest_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     small = load_config("smoke")
     large = load_config("smoke", {"runtime.threads": 4, "caps.wall_clock_h": 5.0, "caps.memory_gib": 8.0})
     found = wanted([small, large])
@@ -46,7 +46,7 @@ def test_a_warning_that_comes_before_the_hand_can_hear_it_is_not_lost(tmp_path: 
     assert (tmp_path / "scontrol.asked").read_text() == "requeue 7\n"
 
 
-def test_a_task_of_ray_asks_for_what_the_largest_trial_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_ray_has_room_for_the_largest_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     small, wide = load_config("smoke"), load_config("smoke", {"runtime.threads": 3})
     assert request_of([small, wide], RayOptions()) == {"CPU": 3.0}
     assert request_of([small], RayOptions(cpus=0.5, memory_gib=2)) == {"CPU": 0.5, "memory": 2 * 2**30}

@@ -1,4 +1,4 @@
-"""Damaged files: whoever reads one names it, no verdict changes, and `study` makes all of it again."""
+"""Damaged files: each reader names the file, no verdict changes, and `study` makes all of it again."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def test_an_adapter_is_merged(smoke_layout: Layout, tmp_path: Path) -> None:
         ("twice/base/0", "smoke, tiny; choose one with --profile"),
     ],
 )
-def test_a_run_that_is_not_there_is_told_with_what_is(
+def test_a_run_that_is_not_there_is_reported_with_those_that_are(
     smoke_layout: Layout, tmp_path: Path, run: str, words: str
 ) -> None:
     recorded(smoke_layout)

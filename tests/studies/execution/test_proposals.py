@@ -1,4 +1,4 @@
-"""The proposals of a search, driven by hand: who ends first, where it is interrupted and what fails must not matter."""
+"""Proposals of a search, driven by hand: order of ends, interruptions and failures must not matter."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_proposal_waits_for_what_it_is_made_from(world: Callable[..., World]) 
 def test_more_trials_go_on_from_where_it_was_and_the_sampler_learns(
     world: Callable[..., World], alone: list[dict[str, Any]]
 ) -> None:
-    """After its random start it proposes what is good more often than chance does."""
+    """Proposals after the random start are good more often than by chance."""
     long = world(text=SEARCH.replace("trials: 14", "trials: 40"))
     long.run()
     assert long.trials()[:14] == alone
@@ -150,7 +150,7 @@ def test_a_diverged_or_pruned_trial_stays_is_infeasible_and_steers_the_search(
 
 
 def test_a_failure_that_the_search_went_on_from_is_not_tried_again(world: Callable[..., World]) -> None:
-    """Trying it again would change every proposal after it."""
+    """A second try would change every proposal after it."""
     one = world(n2="failed")
     one.run()
     before = one.trials()

@@ -51,7 +51,7 @@ def cluster() -> Iterator[RayNodes]:
 def test_the_results_have_the_bytes_of_processes(
     cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes]
 ) -> None:
-    """And what trials share is built once for the whole cluster."""
+    """Stages that trials share are built once for the whole cluster."""
     result, _ = go(write_study(SHORT), layout, "ray", jobs=2)
     assert results(result, layout) == whole
     for shared in ("prompts", "reward", "reference"):

@@ -1,4 +1,4 @@
-"""Scoring a file: what is added, what is kept, and what is refused before anything is written."""
+"""Scoring a file: added columns, kept columns, and refusals before anything is written."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_trained_reward_scores_a_text_whatever_is_beside_it(layout: Layout, tm
         ("a.txt", "A b", "the format must be one of parquet, csv, jsonl"),
     ],
 )
-def test_a_bad_file_is_told_by_its_line_and_nothing_is_written(
+def test_a_bad_file_is_reported_by_line_and_nothing_is_written(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     path = tmp_path / name
@@ -110,7 +110,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
             score(path, to=tmp_path / name)
 
 
-def test_a_score_that_is_not_finite_is_told_by_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_that_is_not_finite_is_reported_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipeline.rewards.grammar import GrammarJudge
 
     scores = torch.tensor([1.0, float("nan"), 2.0])

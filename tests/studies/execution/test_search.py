@@ -210,8 +210,8 @@ def test_what_makes_a_trial_infeasible(write_study: Write, status: str, kl: floa
     assert max(0.0, *violations(write_study(SEARCH), status, summary).values()) == broken
 
 
-def test_the_confirmation_sees_other_prompts_and_other_noise_than_the_search(whole: Whole) -> None:
-    """Fresh training seeds alone would judge what was chosen by its luck on some prompts on these prompts again."""
+def test_the_confirmation_has_other_prompts_and_other_noise_than_the_search(whole: Whole) -> None:
+    """A winner by luck on some prompts would be judged on these again, with fresh training seeds alone."""
     records = whole.layout.study("small", "tiny").records()
     searched, confirmed = ([one for one in records if one.arm.startswith("search-") == kind] for kind in (True, False))
     first, second = (TrialConfig.model_validate(part[0].config).evaluate for part in (searched, confirmed))

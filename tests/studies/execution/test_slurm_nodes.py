@@ -34,7 +34,7 @@ HALF_WAY = 300.0
 
 @pytest.fixture
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
-    """A SLURM of the test's own: what a test does to daemons and jobs must not reach the next one."""
+    """A SLURM of the test's own, so that a test's daemons and jobs do not affect the next one."""
     with slurm_nodes.slurm_nodes(tmp_path_factory.mktemp("slurm") / "run") as started:
         yield started
 
@@ -50,7 +50,7 @@ def _watchful(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 @pytest.fixture
 def meanwhile(layout: Layout, nodes: SlurmNodes) -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Does something as soon as both trials stand half-way, then lets them go on."""
+    """Act as soon as both trials stand half-way, then let them go on."""
     fake_trial.control(layout, gated=CELLS)
     faults, threads = list[BaseException](), list[threading.Thread]()
 

@@ -10,7 +10,7 @@ from studies.execution import status as module
 from studies.execution.status import StatusFile, read_status
 
 
-def test_a_status_tells_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_status_shows_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, written = tmp_path / "status" / "a.json", list[int]()
     assert read_status(path) is None
     file = StatusFile(path, "weak seed 0", False, lambda: written.append(1))

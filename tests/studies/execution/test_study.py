@@ -200,7 +200,7 @@ def test_a_killed_command_takes_its_children_along_and_the_same_command_continue
     assert [fake_trial.calls(layout).count(cell) for cell in ("0.01/0", "0.2/0")] == [1, 1]
 
 
-def test_a_child_far_beyond_its_cap_is_killed_and_its_log_tells_where_it_stood(
+def test_a_child_far_beyond_its_cap_is_killed_and_its_log_shows_where_it_stood(
     write_study: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_trial.control(layout, hang=["0.01/0"])

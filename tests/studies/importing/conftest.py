@@ -40,7 +40,7 @@ def read(tmp_path: Path) -> Callable[..., ImportedTrial]:
 
 @pytest.fixture
 def run(layout: Layout) -> Callable[..., str]:
-    """``run(code, arguments)``: what a command prints, on one line, that must end with this exit code."""
+    """``run(code, arguments)``: the output of a command, on one line, that must end with this exit code."""
 
     def call(code: int, *arguments: Any) -> str:
         done = CliRunner().invoke(app, [*map(str, arguments), "--out", str(layout.root)])

@@ -1,4 +1,4 @@
-"""`ablate import` from folder to verdict: what it writes, when it refuses, and what no claim can survive on."""
+"""`ablate import` from folder to verdict: its output, its refusals, and data on which no claim can survive."""
 
 from __future__ import annotations
 

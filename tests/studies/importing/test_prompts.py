@@ -1,4 +1,4 @@
-"""Outcomes by prompt of another program: the report computes from them what it computes from an evaluation of ours."""
+"""Outcomes by prompt of another program: the report treats them like those of an evaluation of ours."""
 
 from __future__ import annotations
 

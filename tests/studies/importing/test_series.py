@@ -1,4 +1,4 @@
-"""Rows become series over gradient steps in our units; what cannot be is named with its place and never drawn."""
+"""Rows become series over gradient steps in our units; other rows are named with their place and never drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routes, as clients see them: OpenAI's shapes, its own client, and the sentence for what is refused."""
+"""The routes: OpenAI's shapes, its own client, and the sentence for a refused request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refusal(answer: Any) -> dict[str, Any]:
     return dict(error, status=answer.status_code)
 
 
-def test_a_completion_has_the_shape_of_openai_and_says_by_what_it_was_made(client: TestClient, tiny: Tiny) -> None:
+def test_a_completion_has_the_shape_of_openai_and_names_its_weights(client: TestClient, tiny: Tiny) -> None:
     answer = ask(client, n=2, logprobs=0).json()
     assert (answer["object"], answer["model"], answer["seed"]) == ("text_completion", NAME, 5)
     assert answer["revision"] == {"trial": "kkkkkkkk", "step": 1, "state": "training"}
@@ -84,7 +84,7 @@ def test_the_client_of_openai_talks_to_it(client: TestClient, tiny: Tiny) -> Non
         ({"prompt": ["It", ""]}, "a prompt has 0 tokens and max_tokens is 12: the network reads 1 to 96", "prompt"),
     ],
 )  # fmt: skip
-def test_one_sentence_says_what_is_wrong(client: TestClient, given: dict[str, Any], message: str, param: str) -> None:
+def test_one_sentence_names_the_fault(client: TestClient, given: dict[str, Any], message: str, param: str) -> None:
     found = refusal(ask(client, **given))
     assert (found["status"], found["param"], found["type"]) == (400, param, "invalid_request_error")
     assert found["message"].startswith(message)
@@ -99,7 +99,7 @@ def test_one_sentence_says_what_is_wrong(client: TestClient, given: dict[str, An
         (b'{"prompt": "a", "max_tokens": "' + b"x" * 9999 + b'"}', "max_tokens = 'xxx"),
     ],
 )
-def test_what_is_no_request_is_said_in_one_line(client: TestClient, body: bytes, message: str) -> None:
+def test_a_body_that_is_no_request_is_refused_in_one_line(client: TestClient, body: bytes, message: str) -> None:
     found = refusal(client.post("/v1/completions", content=body, headers={"Content-Type": "application/json"}))
     assert (found["status"], found["message"][: len(message)]) == (400, message)
     assert (len(found["message"]) < 400, found["message"].count("\n")) == (True, 0)
@@ -124,7 +124,7 @@ def test_pages_elsewhere_cannot_use_the_server(client: TestClient, tiny: Tiny) -
     assert all(here.get("/health", headers={"Host": f"{host}:8000"}).is_success for host in HERE)
 
 
-def test_health_and_metrics_say_what_goes_on(client: TestClient) -> None:
+def test_health_and_metrics_show_the_state_of_the_server(client: TestClient) -> None:
     ask(client)
     health = client.get("/health").json()
     assert health.pop("revision") == {"trial": "kkkkkkkk", "step": 1, "state": "training"}

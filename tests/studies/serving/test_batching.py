@@ -1,4 +1,4 @@
-"""Answers of a batch: what they depend on, where they stop, and that none mixes two revisions."""
+"""Answers of a batch: their dependences, their stops, and that none mixes two revisions."""
 
 from __future__ import annotations
 
