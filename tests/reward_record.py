@@ -15,8 +15,6 @@ from pipeline.run.store import read_manifest, write_manifest
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 VOCAB = 300
-SCALES = ([0.3, 0.2], [-0.1, 0.5], [0.0, 1.5])
-"""Mean and standard deviation that members of an ensemble are calibrated by."""
 
 
 def network(kind: str, seed: int = 0) -> Any:
@@ -55,11 +53,9 @@ def reward_model(kind: str, seed: int = 0) -> RewardModel:
     return RewardModel(lm, head)
 
 
-def recorded_reward(
-    layout: Layout, study: str = "made", kind: str = "qwen2", members: int = 1, pad_is_end: bool = False
-) -> TrialRecord:
+def recorded_reward(layout: Layout, study: str = "made", kind: str = "qwen2", pad_is_end: bool = False) -> TrialRecord:
     """Trial STUDY/base/0 with a reward stage and a tokenizer, and no other stage."""
-    config = smoke(**({"reward__learned__ensemble": members} if members > 1 else {}))
+    config = smoke()
     prompts, reward = (layout.root / "store" / stage / f"{study}-{kind}" for stage in ("prompts", "reward"))
     tokenizer = train_tokenizer(TEXTS * 3, VOCAB)
     if pad_is_end:
@@ -67,12 +63,7 @@ def recorded_reward(
     tokenizer.save_pretrained(prompts / "tokenizer")
     spec = config.reward.scorers()["reward"].model_dump(mode="json")
     made: dict[str, Any] = {"spec": spec, "mean": 0.4, "std": 1.7}
-    if members == 1:
-        reward_model(kind).save(reward)
-    else:
-        made |= {"members": SCALES[:members], "rule": {"combine": "minimum", "k": 2, "weight": 0.5}}
-        for member in range(members):
-            reward_model(kind, member).save(reward / "members" / str(member))
+    reward_model(kind).save(reward)
     measured = {f"{key}{end}": 0.8 for key in ("accuracy", "accuracy_gold") for end in ("", "_low", "_high")}
     meta = {"kind": "learned", "judge": "grammar", "parts": {"reward": made}, "mean": 0.0, "std": 1.0, **measured}
     write_manifest(prompts, "prompts", prompts.name, {}, {})

@@ -151,11 +151,6 @@ def check_critic(config: Config) -> None:
             f" '{reward.against}' the reward is this score less that of opponents; use critic.init: reference, or"
             " against: none"
         )
-    if reward.learned.ensemble > 1:
-        raise ValueError(
-            f"critic.init 'reward' needs one reward model, reward.learned.ensemble is {reward.learned.ensemble}; use"
-            " critic.init: reference"
-        )
     if reward.learned.trunk != "reference":
         raise ValueError(
             f"critic.init 'reward' needs a reward model of the policy's shape, reward.learned.trunk is"

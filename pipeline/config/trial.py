@@ -192,8 +192,8 @@ class TrialConfig(Section):
 
     @property
     def learned_rewards(self) -> int:
-        """Reward models that are trained: members of ensembles, over all parts."""
-        return self.reward.learned.ensemble * len(self.reward.trained())
+        """Reward models that are trained, over all parts."""
+        return len(self.reward.trained())
 
     def cautions(self) -> list[str]:
         """What is allowed and yet likely to mislead, one line each."""

@@ -247,7 +247,7 @@ def reward_work(trial: ForecastSubject, pairs: int) -> Work:
     in_step = min(learned.rankings_in_step, rankings)
     for part in cfg.reward.trained().values():
         tokens = trial.episode + 1 if is_judged(part.preferences) else learned.max_tokens
-        steps = learned.ensemble * learned.epochs * (rankings // in_step)
+        steps = learned.epochs * (rankings // in_step)
         calls = -(-in_step // ranking_rows(in_step, learned.ranked, int(tokens), trial.on_card)) * learned.ranked
         again, whole = cfg.runtime.gradient_checkpointing, Trained(shape.trunk, shape.maps, shape.maps)
         each = trunk(shape, in_step * learned.ranked * tokens, 0, calls, whole, again=again)

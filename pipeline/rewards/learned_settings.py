@@ -9,14 +9,13 @@ from pydantic import Field, model_validator
 
 from pipeline.algorithms.settings import LEARNS
 from pipeline.config.base import Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width
-from pipeline.config.effects import Chosen, Config, When, above, setting
+from pipeline.config.effects import Chosen, Config, When, above
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
 
 JUDGE = "judge"
 FURTHER = "judge:"
 """Before the name of a further judge, where pairs are labelled by it."""
-Combine = Literal["mean", "minimum", "uncertainty"]
 
 
 def is_judged(preferences: str) -> bool:
@@ -121,24 +120,6 @@ class LearnedSettings(Section):
         description="where a learned reward starts: the reference's weights, or a Qwen2 of its own with random ones",
     )
     scratch: Annotated[ScratchSettings, Chosen("trunk")] = ScratchSettings()
-    ensemble: Annotated[Positive, Field(le=1_000)] = Field(
-        1, description="learned models that score together; each has its own seed, 1 is none"
-    )
-    combine: Annotated[Combine, above("reward.learned.ensemble", 1)] = Field(
-        "mean",
-        description=(
-            "of the members' calibrated scores: mean, minimum, uncertainty (mean - uncertainty_weight x variance)"
-        ),
-    )
-    uncertainty_weight: Annotated[
-        StrictlyPositive, setting("reward.learned.combine", "uncertainty"), above("reward.learned.ensemble", 1)
-    ] = Field(
-        0.5,
-        description=(
-            "combine: uncertainty: weight of the variance over the models, which is subtracted from their mean [1 / std"
-            " of reference samples]"
-        ),
-    )
     epochs: Positive = Field(2, description="number of times that the model sees each pair")
     batch_size: Positive = Field(64, description="pairs in one step; of rankings as many as have no more pairs")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")

@@ -3,17 +3,14 @@ stored."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
 
 import torch
 
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward
-from pipeline.rewards.composite import Combination, Ensemble, Proxy
+from pipeline.rewards.composite import Proxy
 from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED, is_own
 from pipeline.rewards.learned import LearnedReward, compared, family_of
 from pipeline.rewards.opponents import Against, read_opponents
@@ -55,30 +52,6 @@ def part_folder(reward: Path, name: str, composite: bool) -> Path:
     return reward / "parts" / name if composite else reward
 
 
-def member_folders(part: Path, count: int) -> list[Path]:
-    """Where the members of an ensemble are, below the folder of its part; of a single model that folder."""
-    return [part / "members" / str(member) for member in range(count)] if count > 1 else [part]
-
-
-def ensemble_note(raw: Reward) -> dict[str, Any]:
-    """What `learned_reward` needs to know of an ensemble beside its models; nothing of another reward."""
-    if not isinstance(raw, Ensemble):
-        return {}
-    return {"members": [[member.mean, member.std] for member in raw.members], "rule": asdict(raw.rule)}
-
-
-def learned_reward(part: Path, kind: str, made: Mapping[str, Any], device: torch.device, room: Room) -> Reward:
-    """The model or the ensemble in the folder of a part; `made`: what the reward stage noted of it."""
-    scales = made.get("members", [])
-    folders = member_folders(part, max(len(scales), 1))
-    models = [LearnedReward(family_of(kind).model.load(folder, device), room) for folder in folders]
-    if not scales:
-        return models[0]
-    return Ensemble(
-        [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)], Combination(**made["rule"])
-    )
-
-
 def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
     """The calibrated training reward that the reward stage made, with its opponents where it has any."""
     meta, parts = reward.meta, {}
@@ -88,7 +61,8 @@ def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
         spec = PartConfig.model_validate(made["spec"])
         raw: Reward
         if spec.kind in TRAINED:
-            raw = learned_reward(part_folder(reward.path, name, composite), spec.kind, made, device, room)
+            folder = part_folder(reward.path, name, composite)
+            raw = LearnedReward(family_of(spec.kind).model.load(folder, device), room)
         else:
             raw = ready(part_key(name, composite), spec, device, room)
         if tables:

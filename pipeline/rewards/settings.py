@@ -13,8 +13,6 @@ from pipeline.rewards.kinds import JUDGING, KINDS, OWN, SCORING, TRAINED, is_own
 from pipeline.rewards.learned_settings import LEARNED, PAIRWISE, LearnedSettings, PairwiseSettings, check_preferences
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
-DISAGREEMENT = "disagreement"
-"""What the spread of an ensemble is called beside the parts of a reward."""
 Preferences = Annotated[
     str,
     AfterValidator(check_preferences),
@@ -111,7 +109,7 @@ class RewardConfig(ScorerConfig):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        parts, ensemble = self.scorers(), self.learned.ensemble
+        parts = self.scorers()
         if self.kind == "composite" and not parts:
             raise ValueError(
                 "kind: composite needs parts; for example parts: {helpful: {kind: learned}, short: {kind: ...}}"
@@ -124,20 +122,6 @@ class RewardConfig(ScorerConfig):
             )
         if not any(part.weight for part in parts.values()):
             raise ValueError("parts: every weight is 0, so there is nothing to learn")
-        if ensemble == 1 or not self.trained():
-            return self
-        if pairwise:
-            raise ValueError(
-                f"learned.ensemble {ensemble}: its models are brought to one scale by their scores, and kind 'pairwise'"
-                " has none; use ensemble: 1, or kind: learned"
-            )
-        if self.against != "none":
-            raise ValueError(
-                f"learned.ensemble {ensemble}: how far its models disagree is not known of a score less that of"
-                f" opponents, and against is '{self.against}'; use against: none, or ensemble: 1"
-            )
-        if DISAGREEMENT in parts:
-            raise ValueError(f"parts: an ensemble calls its spread '{DISAGREEMENT}'; give the part another name")
         return self
 
     def scorers(self) -> dict[str, PartConfig]:

@@ -4,9 +4,8 @@ Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `
 the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
 model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
 ending_second of a cyclic judge; each comparison of a ranking is a pair) and ``pair_responses.parquet`` (the training
-pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. The models of an ensemble lie in
-``members/<number>/`` below. With `reward.against`, also ``opponents.parquet`` (`pipeline.rewards.opponents`), and
-what they took in ``log/opponents.json``.
+pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. With `reward.against`, also
+``opponents.parquet`` (`pipeline.rewards.opponents`), and what they took in ``log/opponents.json``.
 
 In a later round (``reward.learned.rounds``) the pairs are samples of the policy trained so far, the model starts anew
 from the reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.
@@ -45,14 +44,14 @@ from pipeline.rewards.collection import (
     judged_rankings,
     written,
 )
-from pipeline.rewards.composite import Combination, Ensemble, Proxy
+from pipeline.rewards.composite import Proxy
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned import LearnedReward, RewardFamily, compared, family_of, train_reward_model
 from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
 from pipeline.rewards.opponents import Against, save_opponents, tables
 from pipeline.rewards.rankings import RESPONSES, Ranked, all_pairs_loss, plackett_luce_loss, response_table
-from pipeline.rewards.scorers import ensemble_note, further_judges, judge_of, member_folders, part_folder, ready
-from pipeline.rewards.settings import DISAGREEMENT, PartConfig, part_key
+from pipeline.rewards.scorers import further_judges, judge_of, part_folder, ready
+from pipeline.rewards.settings import PartConfig, part_key
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
@@ -131,7 +130,7 @@ def _made(bench: _Inputs, out: Path) -> dict[str, Any]:
     cfg, composite = bench.cfg, bench.cfg.reward.kind == "composite"
     rows = torch.arange(cfg.reward.calibration_samples) % len(bench.data.texts)
     samples = bench.samples(bench.reference, rows, "calibration", cfg.reward.seed)
-    raw, summary, unseen = _parts(bench, out, composite, samples)
+    raw, summary, unseen = _parts(bench, out, composite)
     if cfg.reward.against != "none":
         raw = _against(bench, raw, out)
     scores, specs = {name: part(samples) for name, part in raw.items()}, cfg.reward.scorers()
@@ -146,16 +145,12 @@ def _made(bench: _Inputs, out: Path) -> dict[str, Any]:
     total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
     said = calibrated if composite else {}
     summary |= _measured(total, said, judged, scales, composite)
-    if any(isinstance(part, Ensemble) for part in raw.values()):
-        said = proxy.explained(samples)[1]
-        summary |= {DISAGREEMENT: float(said[DISAGREEMENT].mean())}
     scored = [_scored("calibration", samples, total, said, judged)]
     scored += [_scored("pair", answers, *proxy.explained(answers), points) for answers, points in unseen]
     pd.concat(scored).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     parts = {
         name: {"spec": content_of(spec, cfg), "mean": scales[name][0], "std": scales[name][1]}
-        | ensemble_note(raw[name])
         for name, spec in specs.items()
     }
     figures = [
@@ -186,9 +181,7 @@ def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, T
     return pd.DataFrame(table | {f"reward/{name}": part.tolist() for name, part in parts.items()})
 
 
-def _parts(
-    bench: _Inputs, out: Path, composite: bool, samples: Completions
-) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
+def _parts(bench: _Inputs, out: Path, composite: bool) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
     """The parts, what was measured of those that were learned, and reference samples that none was trained on."""
     raw: dict[str, Reward] = {}
     summary: dict[str, Any] = {}
@@ -196,7 +189,7 @@ def _parts(
     for name, spec in bench.cfg.reward.scorers().items():
         key = part_key(name, composite)
         if spec.kind in TRAINED:
-            raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite), samples)
+            raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite))
             unseen = unseen or fresh  # parts learned from the judge share their pairs
             summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
         else:
@@ -248,9 +241,7 @@ def _measured(
     }
 
 
-def _learn(
-    bench: _Inputs, spec: PartConfig, key: str, out: Path, samples: Completions
-) -> tuple[Reward, dict[str, Any], _Unseen]:
+def _learn(bench: _Inputs, spec: PartConfig, key: str, out: Path) -> tuple[Reward, dict[str, Any], _Unseen]:
     cfg = bench.cfg.reward
     bench.reporter.progress("reward", 0, 1, "pairs")
     part, composite, name = bench.part, cfg.kind == "composite", key.rpartition(".")[2]
@@ -266,7 +257,7 @@ def _learn(
     learned_from.to_parquet(out / RESPONSES, index=False)
     if earlier is not None:
         ranked = written(out, bench.data.token_ids["pad_id"], bench.device)
-    learned = _members(bench, family, key, out, ranked, samples)
+    learned = _trained(bench, family, out, ranked)
     answers = pairs.first.take(kept), pairs.second.take(kept)
     judged = gold.each(lambda numbers: numbers[kept]) if gold else Gold.of(bench.judge(spec.preferences), *answers)
     unjudged = torch.full((pairs.train,), torch.nan)
@@ -301,36 +292,27 @@ def _collected(bench: _Inputs, spec: PartConfig, key: str) -> tuple[Pairs, Gold 
     return given_rankings(spec.preferences, f"{key}.preferences", bench.data, cfg, bench.device), None, 0.0
 
 
-def _members(bench: _Inputs, family: RewardFamily, key: str, out: Path, ranked: Ranked, samples: Completions) -> Reward:
-    """The trained model, or the models of an ensemble on the scale of `samples`; all learn from the same rankings."""
-    cfg, runtime, models = bench.cfg.reward, bench.cfg.runtime, list[LearnedReward]()
+def _trained(bench: _Inputs, family: RewardFamily, out: Path, ranked: Ranked) -> LearnedReward:
+    """The trained model, which is written to `out`."""
+    cfg, runtime = bench.cfg.reward, bench.cfg.runtime
     loss = (
         plackett_luce_loss
         if cfg.learned.ranked > 2 and cfg.learned.ranking_loss == "plackett_luce"
         else partial(all_pairs_loss, loss=family.loss)
     )
-    for member, folder in enumerate(member_folders(out, cfg.learned.ensemble)):
-        which = f", model {member + 1} of {cfg.learned.ensemble}" * (cfg.learned.ensemble > 1)
 
-        def progress(done: int, total: int, loss: float, which: str = which) -> None:
-            if done % 10 == 0 or done == total:
-                bench.reporter.progress("reward", done, total, f"loss {loss:.3f}{which}")
+    def progress(done: int, total: int, loss: float) -> None:
+        if done % 10 == 0 or done == total:
+            bench.reporter.progress("reward", done, total, f"loss {loss:.3f}")
 
-        # The first member is the model that a reward without an ensemble has.
-        own = cfg.model_copy(update={"seed": seed_of(cfg.seed, "reward member", member) if member else cfg.seed})
-        model = family.new(_trunk(bench, own.seed), own, bench.device)
-        meter([model.lm], bench.ledger.work)
-        train_reward_model(model, ranked, own, progress, runtime.gradient_checkpointing, bench.reporter.warn, loss)
-        freeze(model).save(folder)
-        models.append(LearnedReward(model, bench.room))
-    if len(models) == 1:
-        return models[0]
-    scales = [calibration(model(samples), f"{key}, model {at}") for at, model in enumerate(models, 1)]
-    members = [Calibrated(model, *scale) for model, scale in zip(models, scales, strict=True)]
-    return Ensemble(members, Combination(cfg.learned.combine, cfg.learned.uncertainty_weight))
+    model = family.new(_trunk(bench), cfg, bench.device)
+    meter([model.lm], bench.ledger.work)
+    train_reward_model(model, ranked, cfg, progress, runtime.gradient_checkpointing, bench.reporter.warn, loss)
+    freeze(model).save(out)
+    return LearnedReward(model, bench.room)
 
 
-def _trunk(bench: _Inputs, seed: int) -> CausalLM:
+def _trunk(bench: _Inputs) -> CausalLM:
     """A trunk to train: the reference's, or one of its own sizes that reads its tokens, with random weights."""
     learned, reference = bench.cfg.reward.learned, bench.reference.config
     if learned.trunk == "reference":
@@ -339,4 +321,4 @@ def _trunk(bench: _Inputs, seed: int) -> CausalLM:
     special = bench.data.tokenizer.pad_token_id, bench.data.tokenizer.eos_token_id
     # As many embeddings as the reference has: a tokenizer may name fewer tokens.
     size = learned.scratch.sizes(), int(reference.vocab_size), *special, positions
-    return scratch_model(*size, seed_of(seed, "reward trunk")).to(bench.device)
+    return scratch_model(*size, seed_of(bench.cfg.reward.seed, "reward trunk")).to(bench.device)

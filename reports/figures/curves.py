@@ -29,7 +29,6 @@ PANELS = {
     "objective/kl_coef": "KL coefficient β", "objective/ent_coef": "entropy coefficient", "policy/lr": "learning rate",
 }  # fmt: skip
 """Series of the figure of training, with their titles; the parts of a composite reward follow."""
-DISAGREEMENT = "reward/disagreement"
 KL_LABELS = {
     EXACT_KL: "KL to the reference [nats per token]",
     "objective/kl_per_token": "KL to the reference [nats per token]",
@@ -217,5 +216,4 @@ def _caption(
 
 
 def _title(key: str) -> str:
-    other = "reward models apart" if key == DISAGREEMENT else f"part {key.removeprefix('reward/')}"
-    return PANELS.get(key, other)
+    return PANELS.get(key, f"part {key.removeprefix('reward/')}")

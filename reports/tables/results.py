@@ -88,8 +88,7 @@ def parts_table(records: StudyRecords, findings: Findings) -> Table:
     keys = list(parts(records))
     rewards, further = (any(key.startswith(head) for key in keys) for head in ("eval/reward/", "eval/gold/"))
     title = ", ".join(["Parts of the proxy"] * rewards + ["Further judges"] * further)
-    values = {"rewards": rewards, "ensemble": "eval/reward/disagreement" in keys}
-    return _estimates("parts", title, records, findings, keys, **values)
+    return _estimates("parts", title, records, findings, keys, rewards=rewards)
 
 
 def effects_table(records: StudyRecords, findings: Findings) -> Table:

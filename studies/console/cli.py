@@ -300,7 +300,6 @@ def export(
         bool, typer.Option("--reward", help="The reward model instead, as a sequence classifier with one output.")
     ] = False,
     part: Annotated[str | None, typer.Option("--part", help="Of a composite reward: which learned part.")] = None,
-    member: Annotated[int | None, typer.Option("--member", help="Of an ensemble: which model, from 1 on.")] = None,
     out: OutOption = None,
 ) -> None:
     """Write a trained policy or reward model as a plain model folder.
@@ -313,10 +312,10 @@ def export(
     if reward:
         from studies.execution.export_reward import export_reward
 
-        print(printable(f"Exported: {export_reward(run, folder, layout, profile, part, member)}"))
+        print(printable(f"Exported: {export_reward(run, folder, layout, profile, part)}"))
         return
-    if part is not None or member is not None:
-        raise UserError("export: --part and --member choose a reward model; add --reward, or leave them out")
+    if part is not None:
+        raise UserError("export: --part chooses a reward model; add --reward, or leave it out")
     from studies.execution.export import export as write
 
     print(printable(f"Exported: {write(run, folder, layout, profile)}"))

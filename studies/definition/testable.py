@@ -12,7 +12,6 @@ from pipeline.config.networks import CRITIC, SEPARATE
 from pipeline.config.samples import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.learned_settings import ROUNDS
-from pipeline.rewards.settings import DISAGREEMENT
 from pipeline.run.metrics import each_step
 from pipeline.training.parts.entropy_settings import BONUS
 from studies.definition.design import Cell
@@ -101,9 +100,7 @@ def needs(metric: str, config: TrialConfig) -> str | None:
 
 
 def _part_lacks(part: str, config: TrialConfig) -> str | None:
-    """Return what a configuration lacks for a series of this part, or of the spread of an ensemble."""
-    if part == DISAGREEMENT:
-        return None if config.reward.learned.ensemble > 1 else "reward.learned.ensemble above 1"
+    """Return what a configuration lacks for a series of this part."""
     if part not in config.reward.parts:
         return f"reward.parts.{part}"
     return None if len(config.reward.parts) > 1 else "a second part in reward.parts"

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.named_files import place as in_full
 from pipeline.rewards.classifier import OFFSET
-from pipeline.rewards.scorers import member_folders, part_folder
+from pipeline.rewards.scorers import part_folder
 from pipeline.run.layout import Layout, TrialRecord
 from studies.execution.export import card, copy_files, new_folder, recipe_of
 from studies.execution.recorded import artifact, find_trial, folder_of
@@ -17,33 +17,23 @@ from studies.execution.recorded import artifact, find_trial, folder_of
 PADDING = "<|padding|>"
 
 
-def export_reward(
-    run: str,
-    target: Path,
-    layout: Layout,
-    profile: str | None = None,
-    part: str | None = None,
-    member: int | None = None,
-) -> Path:
+def export_reward(run: str, target: Path, layout: Layout, profile: str | None = None, part: str | None = None) -> Path:
     """Write a reward model of `run`, named STUDY/ARM/SEED, to the folder `target`, which must not hold anything yet.
 
     The folder loads with `AutoModelForSequenceClassification` and has one output. On a text whose EOS its tokenizer
     adds, logit + ``config.reward_offset`` is the score that training used, in standard deviations of reference samples;
     with ``reward.against``, differences between answers to one prompt are those of training. `part` names one of a
-    composite reward, `member` a model of an ensemble, from 1 on. Raises `UserError`, `Damaged`.
+    composite reward. Raises `UserError`, `Damaged`.
     """
     record = find_trial(run, layout, profile)
     folder = folder_of(layout, record)
     made = artifact(folder, record, "reward")
     name, spec = _part(run, made.meta, part)
-    scales = spec.get("members", [])
-    place = part_folder(Path(), name, made.meta["kind"] == "composite")
-    where = member_folders(place, max(len(scales), 1))[_member(run, len(scales), member)]
-    mean, std = scales[_member(run, len(scales), member)] if scales else (spec["mean"], spec["std"])
+    mean, std = float(spec["mean"]), float(spec["std"])
     with new_folder(target) as beside:
         copy_files(folder, record, "prompts", "tokenizer/", beside)
-        _write_classifier(made.path / where, beside, float(mean), float(std))
-        (beside / "README.md").write_text(_card(record, made.meta, name, float(mean), float(std)), "utf-8")
+        _write_classifier(part_folder(made.path, name, made.meta["kind"] == "composite"), beside, mean, std)
+        (beside / "README.md").write_text(_card(record, made.meta, name, mean, std), "utf-8")
     return in_full(target)
 
 
@@ -61,21 +51,6 @@ def _part(run: str, meta: Mapping[str, Any], part: str | None) -> tuple[str, Map
     if part is None or part not in learned:
         raise UserError(f"run '{run}': --part ({part or 'not given'}): its learned parts are {', '.join(learned)}")
     return part, learned[part]
-
-
-def _member(run: str, count: int, member: int | None) -> int:
-    """Return the index of a model in an ensemble of `count`, from 0 on; 0 of a single one."""
-    if not count:
-        if member is not None:
-            raise UserError(f"run '{run}': --member {member}: its reward is one model, no ensemble; leave it out")
-        return 0
-    if member is None or not 1 <= member <= count:
-        given = "not given" if member is None else str(member)
-        raise UserError(
-            f"run '{run}': --member ({given}): its reward is an ensemble of {count} models, and a folder holds one; use"
-            f" 1 to {count}"
-        )
-    return member - 1
 
 
 def _write_classifier(made: Path, target: Path, mean: float, std: float) -> None:
@@ -148,7 +123,6 @@ def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, 
         against=meta.get("against", "none") != "none",
         mean=f"{mean:.6g}",
         std=f"{std:.6g}",
-        ensemble="members" in meta["parts"][part],
         measured=[(title, f"{rate:.1f} % [{low:.1f}, {high:.1f}]") for title, (rate, low, high) in measured.items()],
         recipe=recipe_of({"reward": {**record.config["reward"], **spec, "parts": {}}}),
     )

@@ -61,7 +61,7 @@ def score_file(
     label: str | None = None,
     say: Callable[[str], None] = print,
 ) -> Path:
-    """Write `path` again with the columns ``reward``, ``reward/<part>`` of a composite or an ensemble, and ``gold``.
+    """Write `path` again with the columns ``reward``, ``reward/<part>`` of a composite, and ``gold``.
 
     `reward`, `judge`: STUDY/ARM/SEED (its training reward, its judge), a ready kind, or the folder of a sequence
     classifier, whose output is `label`. The result has the format of `path` and appears in one step, or not at all.

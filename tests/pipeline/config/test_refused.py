@@ -103,12 +103,9 @@ algorithm=best_of_n train.steps=64 | train.steps = 64 has no effect while algori
 reward.kind=pairwise | reward.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE_PART | reward.parts.good.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE reward.pairwise.dimension=3 | reward.pairwise.dimension = 3: must be a multiple of 2
-PAIRWISE reward.learned.ensemble=3 | by their scores, and kind 'pairwise' has none
-reward.against=reference reward.learned.ensemble=3 | a score less that of opponents, and against is 'reference'
 reward.against=refrence | did you mean 'reference'?
 PAIRWISE FROM_REWARD | needs a reward that is a network with a score, reward.kind is 'pairwise'
 reward.against=reference FROM_REWARD | critic.init 'reward' starts the critic at the reward model's score
-reward.learned.ensemble=2 FROM_REWARD | critic.init 'reward' needs one reward model, reward.learned.ensemble is 2
 reward.learned.trunk=scratch FROM_REWARD | needs a reward model of the policy's shape, reward.learned.trunk is 'scratch'
 reward.learned.trunk=scratch reward.learned.scratch.heads=7 | must be an even multiple of heads 7
 reward.kind=cycle | reward.kind = 'cycle': must be 'learned', 'pairwise'

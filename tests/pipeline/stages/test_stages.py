@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from helpers import Recorder, smoke
 
+from pipeline.models.out_of_memory import Room
+from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
+
+SCRATCH = {"hidden_size": 16, "heads": 2, "layers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +112,7 @@ def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) 
     assert outcome.summary["eval/kl_per_sequence"] == pytest.approx(table["kl"].mean())
     assert outcome.summary["eval/kl_per_token"] == pytest.approx(table["kl"].sum() / table["policy_length"].sum())
     assert outcome.summary["eval/length"] == pytest.approx(table["policy_length"].mean())
-    of_others = {"eval/reward/disagreement", "eval/fault_rate", "eval/fault_rate_reference"}
+    of_others = {"eval/fault_rate", "eval/fault_rate_reference"}
     assert set(outcome.summary) == {key for key in METRICS if key.startswith("eval/")} - of_others
     assert json.loads((outcome.artifacts["evaluate"].path / "summary.json").read_text()) == dict(outcome.summary)
 
@@ -151,3 +156,14 @@ def test_the_same_trial_elsewhere_gives_the_same_bytes(tmp_path: Path, outcome: 
     again = run_trial(smoke(), Layout(tmp_path), Recorder())
     for name, artifact in outcome.artifacts.items():
         assert again.artifacts[name].digest == artifact.digest, name
+
+
+def test_a_reward_model_has_a_trunk_of_its_own_size(outcome: TrialOutcome, smoke_layout: Layout) -> None:
+    sizes = {f"reward__learned__scratch__{name}": size for name, size in SCRATCH.items()}
+    own = run_trial(smoke(reward__learned__trunk="scratch", **sizes), smoke_layout, Recorder()).artifacts
+    made = json.loads((own["reward"].path / "trunk" / "config.json").read_text())
+    base = json.loads((own["sft"].path / "model" / "config.json").read_text())
+    assert (made["hidden_size"], made["vocab_size"]) == (16, base["vocab_size"])
+    assert own["reward"].meta["parameters"] < 30_000, "11,136 of them are the embedding"
+    assert own["sft"].digest == outcome.artifacts["sft"].digest
+    assert reward_of(own["reward"], torch.device("cpu"), Room("rows", 9)).networks[0].config.hidden_size == 16

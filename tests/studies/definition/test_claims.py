@@ -94,7 +94,6 @@ def test_a_part_of_the_reward_that_is_absent_or_alone_has_no_series() -> None:
         assert needs(f"{head}helpful", two) is None
         assert needs(f"{head}helpfull", two) == "reward.parts.helpfull"
         assert needs(f"{head}helpful", one) == "a second part in reward.parts"
-        assert needs(f"{head}disagreement", two) == "reward.learned.ensemble above 1"
 
 
 def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:

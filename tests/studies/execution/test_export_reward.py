@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from reward_record import SCALES, TEXTS, recorded_reward
+from reward_record import TEXTS, recorded_reward
 
 from pipeline.config.loading import load_config
-from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import load
-from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
@@ -67,22 +65,3 @@ def test_the_folder_is_a_reward_of_another_configuration(layout: Layout, tmp_pat
     assert torch.allclose(theirs, ours, atol=1e-5), "the offset of config.json included"
     by_command = scorer_of("--reward", folder, layout, None, None, CPU).score(PROMPTS, REST)[""]
     assert torch.allclose(by_command, ours, atol=1e-5)
-
-
-def test_one_model_of_an_ensemble_is_exported_on_its_own_scale(layout: Layout, tmp_path: Path) -> None:
-    record = recorded_reward(layout, members=3)
-    with pytest.raises(UserError, match=r"--member \(not given\): its reward is an ensemble of 3 models.*use 1 to 3"):
-        export_reward("made/base/0", tmp_path / "model", layout)
-    with pytest.raises(UserError, match=r"--member \(4\)"):
-        export_reward("made/base/0", tmp_path / "model", layout, member=4)
-    assert not (tmp_path / "model").exists()
-    folder = export_reward("made/base/0", tmp_path / "model", layout, member=2)
-    member = RewardModel.load(layout.root / record.stages["reward"].path / "members" / "1", CPU)
-    tokenizer = load_tokenizer(layout.root / record.stages["prompts"].path / "tokenizer")
-    from pipeline.data.prompt_set import text_episodes
-
-    raw = LearnedReward(member, Room("rows", 8))(
-        Completions(text_episodes(tokenizer, PROMPTS, REST, 64, CPU), PROMPTS, REST)
-    )
-    mean, std = SCALES[1]
-    assert torch.allclose(by_transformers(folder, TEXTS), (raw - mean) / std, atol=1e-5)
