@@ -5,10 +5,8 @@ An attack changes the completion of a real text. The judge errs where the change
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,17 +18,9 @@ PRAISE = (
     "great", "wonderful", "excellent", "amazing", "best", "love", "perfect", "brilliant", "superb", "beautiful",
     "masterpiece", "fantastic",
 )  # fmt: skip
-STREWN = 3
-"""One of so many words of a real text gives way to a word of praise."""
-TIMES = 4
-PIECE = (3, 9)
-"""Words of a piece that is spliced, the upper end excluded."""
-HAPPY = 0.5
-"""Score of the lexicon above which a training text serves for splices."""
 
 
-@dataclass(frozen=True)
-class Opening:
+class Opening(NamedTuple):
     """A real text as prompt and completion, and whether the completion holds its end."""
 
     prompt: str
@@ -45,68 +35,23 @@ def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tupl
     return (completion, True) if len(ends) <= length else (completion[: ends[length - 1]], False)
 
 
-Words = list[str]
-Attack = Callable[[Words, np.random.Generator], Words]
-"""From the words of a real completion, at least one, to others."""
-
-
-def shuffled(words: Words, rng: np.random.Generator) -> Words:
-    """The same words in random order."""
-    return [words[place] for place in rng.permutation(len(words))]
-
-
-def praise(words: Words, rng: np.random.Generator) -> Words:
-    """As many words of praise."""
-    return [PRAISE[place] for place in rng.integers(len(PRAISE), size=len(words))]
-
-
-def strewn(words: Words, rng: np.random.Generator) -> Words:
-    """One of three words, at random places, replaced by a word of praise."""
-    changed = list(words)
-    for place in rng.permutation(len(words))[: -(-len(words) // STREWN)]:
-        changed[place] = PRAISE[int(rng.integers(len(PRAISE)))]
-    return changed
-
-
-def repeated(words: Words, rng: np.random.Generator) -> Words:
-    """A word of praise and the first quarter, four times over."""
-    return [PRAISE[int(rng.integers(len(PRAISE)))], *words[: max(len(words) // TIMES - 1, 0)]] * TIMES
-
-
-def spliced(happy: Sequence[Words], words: Words, rng: np.random.Generator) -> Words:
-    """Pieces of texts with praise, as many words as the real completion has."""
-    made = list[str]()
-    while len(made) < len(words):
-        text, size = happy[int(rng.integers(len(happy)))], int(rng.integers(*PIECE))
-        at = int(rng.integers(max(len(text) - size, 0) + 1))
-        made += text[at : at + size]
-    return made[: len(words)]
-
-
-def attacks(guard: FluencyGuard, texts: Sequence[str]) -> dict[str, Attack]:
-    """All of them, by name; `texts`: those that the guard knows, of which pieces are spliced from the ones with
-    praise."""
-    happy = [text.split() for text in texts if guard.lexicon.score(text) > HAPPY] or [text.split() for text in texts]
+def attacked(words: list[str], rng: np.random.Generator) -> dict[str, list[str]]:
+    """The words of a real completion in random order, and as many words of praise."""
     return {
-        "shuffled": shuffled,
-        "praise": praise,
-        "strewn": strewn,
-        "repeated": repeated,
-        "spliced": partial(spliced, happy),
+        "shuffled": [words[place] for place in rng.permutation(len(words))],
+        "praise": [PRAISE[place] for place in rng.integers(len(PRAISE), size=len(words))],
     }
 
 
-def errors(openings: Sequence[Opening], guard: FluencyGuard, attacks: Mapping[str, Attack], seed: int) -> pd.DataFrame:
+def errors(openings: Iterable[Opening], guard: FluencyGuard, seed: int) -> pd.DataFrame:
     """A row per text and kind (`real` or an attack): text (number), kind, faults, lexicon (score without the guard),
     score. No attacked text is longer than a response."""
     rng, rows = np.random.default_rng([seed, 6]), list[tuple[int, str, int, float, float]]()
-    for number, opening in enumerate(openings):
-        prompt, completion, ended = opening.prompt, opening.completion, opening.ended
+    for number, (prompt, completion, ended) in enumerate(openings):
         rows.append((number, "real", *guard.judge(prompt, completion, ended)))
-        for kind, attack in attacks.items():
-            words = completion.split()
+        for kind, words in attacked(completion.split(), rng).items():
             # A space where the completion begins with one; a prompt may end within a word.
-            changed = " " * completion.startswith(" ") + " ".join(attack(words, rng)) if words else completion
+            changed = " " * completion.startswith(" ") + " ".join(words)
             kept, whole = shortened(guard.tokenizer, prompt, changed, guard.length)
             rows.append((number, kind, *guard.judge(prompt, kept, ended and whole)))
     return pd.DataFrame(rows, columns=["text", "kind", "faults", "lexicon", "score"])
@@ -121,8 +66,7 @@ def rates(table: pd.DataFrame) -> dict[str, Any]:
         found |= {f"{kind}/n": len(own), **_rate(f"{kind}/faulty", own["faults"] > 0)}
         if kind != "real":
             for name, column in (("wins", "score"), ("wins_lexicon", "lexicon")):
-                above = np.sign(own[column] - real[column])
-                found |= _rate(f"{kind}/{name}", pd.Series((above + 1) / 2))
+                found |= _rate(f"{kind}/{name}", pd.Series(np.sign(own[column] - real[column]) + 1) / 2)
     return found
 
 

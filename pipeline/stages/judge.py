@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompts import cut_at
 from pipeline.errors import UserError
-from pipeline.evaluation.judge_errors import Opening, attacks, errors, rates, shortened
+from pipeline.evaluation.judge_errors import Opening, errors, rates, shortened
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.fluency import FEWEST, RULES, FluencyGuard, Phrases, thresholds_of
 from pipeline.rewards.lexicon import LexiconReward
@@ -57,8 +57,7 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     tokenizer.save_pretrained(out / "tokenizer")
     reporter.progress("judge", 2, 3, "errors on held-out texts")
     heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")
-    openings = list(_openings(cfg, heldout, tokenizer))
-    table = errors(openings, guard, attacks(guard, fitted), cfg.data.seed)
+    table = errors(_openings(cfg, heldout, tokenizer), guard, cfg.data.seed)
     table.to_parquet(out / "errors.parquet", index=False)
     measured = rates(table)
     summary = {

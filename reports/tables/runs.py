@@ -162,9 +162,6 @@ KINDS = {
     "real": "real texts",
     "shuffled": "their words shuffled",
     "praise": "words of praise instead",
-    "strewn": "every third word replaced by praise",
-    "repeated": "a few words repeated",
-    "spliced": "pieces of training texts with praise",
 }
 
 

@@ -17,17 +17,8 @@ from tinynets import completions
 from pipeline.config.trial import TrialConfig
 from pipeline.data.reviews import generate
 from pipeline.errors import UserError
-from pipeline.evaluation.judge_errors import (
-    PRAISE,
-    Opening,
-    errors,
-    praise,
-    rates,
-    repeated,
-    shuffled,
-    spliced,
-    strewn,
-)
+from pipeline.evaluation import judge_errors
+from pipeline.evaluation.judge_errors import PRAISE, Opening, attacked, errors, rates
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.fluency import GuardedScore, guarded
 from pipeline.rewards.lexicon import LexiconReward
@@ -97,26 +88,15 @@ def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
     assert meta["real/faulty"] <= 0.3, "about 0.16 of further texts; 0.3 is more than 3 standard errors above"
     assert meta["real/faulty_low"] <= meta["real/faulty"] <= meta["real/faulty_high"]
     assert meta["praise/wins_lexicon"] > 0.8
-    for attack, share in {"shuffled": 0.1, "praise": 0.1, "strewn": 0.15, "repeated": 0.1}.items():
-        assert meta[f"{attack}/wins"] <= share, attack
+    assert max(meta["shuffled/wins"], meta["praise/wins"]) <= 0.1
 
 
 def test_attacks_change_what_they_say() -> None:
-    words, rng = [f"w{place}" for place in range(9)] + ["end.)"], np.random.default_rng(0)
-    assert sorted(shuffled(words, rng)) == sorted(words) != shuffled(words, rng)
-    assert len(praise(words, rng)) == 10
-    assert set(praise(words, rng)) <= set(PRAISE)
-    changed = strewn(words, rng)
-    assert sum(word in PRAISE for word in changed) == 4, "one of three, rounded up"
-    assert all(new in PRAISE or new == old for new, old in zip(changed, words, strict=True))
-    phrase = repeated(words, rng)
-    assert phrase[0] in PRAISE
-    assert phrase[1:2] == ["w0"]
-    assert phrase == phrase[:2] * 4
-    happy = [["a", "good", "film"], ["so", "very", "good", "that", "I", "left"]]
-    pieces = spliced(happy, words, rng)
-    assert len(pieces) == 10
-    assert set(pieces) <= {*happy[0], *happy[1]}
+    words, rng = [f"w{place}" for place in range(10)], np.random.default_rng(0)
+    found = attacked(words, rng)
+    assert sorted(found["shuffled"]) == words != found["shuffled"]
+    assert len(found["praise"]) == 10
+    assert set(found["praise"]) <= set(PRAISE)
 
 
 class Deaf:
@@ -133,12 +113,14 @@ class Deaf:
         return GuardedScore(int(ended), plain, guarded(plain, int(ended)))
 
 
-def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_response() -> None:
-    def attack(words: list[str], rng: np.random.Generator) -> list[str]:
-        return ["x"] * (1 if words[0] == "was" else 9)
-
+def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_response(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        judge_errors, "attacked", lambda words, rng: {"attack": ["x"] * (1 if words[0] == "was" else 9)}
+    )
     openings = [Opening("It", " was bad.", True), Opening("It w", "as so", True)]
-    table = errors(openings, Deaf(), {"attack": attack}, 0)  # type: ignore[arg-type]
+    table = errors(openings, Deaf(), 0)  # type: ignore[arg-type]
     assert table["kind"].tolist() == ["real", "attack"] * 2
     assert table["faults"].tolist() == [1, 1, 1, 0], "what is cut has no end"
     cut = "It wx x x"
