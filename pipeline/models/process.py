@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from pipeline.errors import UserError
 from pipeline.models import cpu
 from pipeline.models.loading import device_of
 from pipeline.models.out_of_memory import MemoryFull, Room
+from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import fresh_marks, grow_segments, peak_gib
 from pipeline.run.layout import write_json
 
@@ -51,18 +53,28 @@ def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
     return Room("runtime.rollout_batch_size", runtime.rollout_batch_size, warn)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Where a stage computes, and what it takes."""
+
+    device: torch.device
+    room: Room
+    """Of rows that are sampled, measured or scored at once."""
+    ledger: Ledger
+
+
 @contextmanager
-def spending(
-    out: Path, device: torch.device, work: Callable[[], Mapping[str, float]] = dict[str, float]
-) -> Iterator[None]:
+def bench(runtime: RuntimeConfig, out: Path, warn: Callable[[str], None], charged: bool = True) -> Iterator[Bench]:
     """Write what a stage took of the machine to ``log/cost.json``, which is no part of what it is; refuse in words what
-    does not fit. `work` gives what else the stage has counted."""
+    does not fit. `charged`: with what its ledger has counted."""
+    device = device_of(runtime.device)
     on_card = device.type == "cuda"
+    ledger = Ledger(on_card)
     fresh_marks(on_card)
     began = time.perf_counter()
     try:
-        yield
+        yield Bench(device, rollout_room(runtime, warn), ledger)
     except MemoryFull as error:
         raise UserError(str(error)) from None
     spent = {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib(on_card)}
-    write_json(out / "log" / "cost.json", {**work(), **spent})
+    write_json(out / "log" / "cost.json", {**(ledger.cost() if charged else {}), **spent})

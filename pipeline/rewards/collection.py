@@ -3,10 +3,9 @@ in rounds. Held-out pairs stay pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,18 +14,14 @@ from torch import Tensor
 
 from pipeline.data.preferences import read_preferences
 from pipeline.data.prompt_set import PromptSet, text_episodes
+from pipeline.data.semantics import circle
 from pipeline.errors import UserError
 from pipeline.intervals import grouped
 from pipeline.models.seeding import permutation, uniforms
-from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions, Reward
-from pipeline.rewards.grammar import endings_of, lead, spread
-from pipeline.rewards.rankings import RESPONSES, Ranked, best_first, comparisons, read_responses
-from pipeline.rewards.scorers import part_folder
+from pipeline.rewards.grammar import endings_of
+from pipeline.rewards.rankings import Ranked, best_first, comparisons
 from pipeline.rewards.settings import RewardConfig
-from pipeline.run.layout import write_json
-from pipeline.run.store import Artifact
-from pipeline.training.rounds import SPENT, name_of, number_of
 
 TEMPERATURE = "label_temperature"
 """Key of the summary: what the judge's differences are divided by, in judge points."""
@@ -34,17 +29,14 @@ TEMPERATURE = "label_temperature"
 
 @dataclass(frozen=True)
 class Collection:
-    """Where the pairs of a round come from."""
+    """Round `number` of `count` in which pairs are collected."""
 
     number: int = 1
     count: int = 1
-    last_reward: Artifact | None = None
-    last_train: Artifact | None = None
-    """Whose policy is sampled; None in the first round: the reference."""
-
-    @classmethod
-    def of(cls, count: int, last_reward: Artifact | None, last_train: Artifact | None) -> Collection:
-        return cls(number_of(last_train), count, last_reward, last_train)
+    temperature: float | None = None
+    """Of the labels in the first round, in judge points; None in the first."""
+    earlier: Path | None = None
+    """Folder of the pairs of the rounds before, from which this round learns as well; None where it does not."""
 
     def label(self, name: str) -> str:
         """The name of a stream of noise; each round has its own."""
@@ -56,86 +48,43 @@ class Collection:
         No prompt that a round holds out is one that another round trains on.
         """
         each = cfg.learned.pairs // self.count
-        return torch.cat(
-            [rows[: cfg.learned.pairs][(self.number - 1) * each : self.number * each], rows[cfg.learned.pairs :]]
-        )
-
-    def temperature(self, spread: float, cfg: RewardConfig, prefix: str) -> float:
-        """Of the labels, in judge points: label noise times the judge's `spread` on samples of the reference.
-
-        An annotator does not grow more exact because the policy's answers grow alike, so all rounds have that of the
-        first. `prefix`: of the keys of a part's summary.
-        """
-        if self.last_reward is None:
-            return cfg.learned.label_noise * spread
-        return float(self.last_reward.meta[f"{prefix}{TEMPERATURE}"])
-
-    def earlier(self, name: str, composite: bool, cfg: RewardConfig) -> pd.DataFrame | None:
-        """The pairs of the rounds before that this round learns from as well, as tokens."""
-        if self.last_reward is None or cfg.learned.keep_pairs == "newest":
-            return None
-        return pd.read_parquet(part_folder(self.last_reward.path, name, composite) / RESPONSES)
-
-    def described(self, sft: Artifact) -> dict[str, Any]:
-        """Whose samples were compared, for the metadata; nothing in a trial with one round."""
-        if self.count == 1:
-            return {}
-        policy = name_of(self.last_train or sft)
-        return {"round": {"number": self.number, "count": self.count, "policy": policy, "reference": name_of(sft)}}
-
-    def charge(self, out: Path, ledger: Ledger) -> None:
-        """Leave what a later round has spent: unlike the first reward it is made for one trial alone."""
-        if self.number > 1:
-            ledger.mark()
-            write_json(out / SPENT, ledger.state())
-
-
-def written(folder: Path, pad: int, device: torch.device) -> Ranked:
-    """The pairs that were written to a folder, the preferred responses first."""
-    both = read_responses(folder, pad).each(lambda column: column.to(device))
-    first, second = both.take(slice(0, None, 2)), both.take(slice(1, None, 2))
-    return Ranked.of_pairs(first, second, torch.ones(len(first.ended), dtype=torch.bool))
+        return torch.cat([rows[(self.number - 1) * each : self.number * each], rows[cfg.learned.pairs :]])
 
 
 ONCE = Collection()
 """All pairs at once, of the reference."""
 
+Gold = Mapping[str, Tensor]
+"""What a judge gives for both answers of n pairs, by column of ``pairs.parquet``: points as ``gold_first`` and
+``gold_second``, and of a cyclic judge ``ending_first`` and ``ending_second``; (n,) each."""
 
-@dataclass(frozen=True)
-class Gold:
-    """What the judge gives for both answers of n pairs."""
 
-    first: Tensor
-    """(n,) points."""
-    second: Tensor
-    endings: tuple[Tensor, Tensor] | None = None
-    """(n,) each, of a cyclic judge."""
+def judged(judge: Reward, first: Completions, second: Completions) -> Gold:
+    """Ask the judge for both answers of each pair."""
+    gold = {"gold_first": judge(first), "gold_second": judge(second)}
+    endings = {f"ending_{side}": endings_of(judge, rows) for side, rows in (("first", first), ("second", second))}
+    return gold | {name: column for name, column in endings.items() if column is not None}
 
-    @classmethod
-    def of(cls, judge: Reward, first: Completions, second: Completions) -> Gold:
-        one, other = endings_of(judge, first), endings_of(judge, second)
-        return cls(judge(first), judge(second), None if one is None or other is None else (one, other))
 
-    @property
-    def lead(self) -> Tensor | float:
-        """What the endings add to the difference of the points, (n,); 0 without endings."""
-        return lead(*self.endings) if self.endings else 0.0
+def lead(gold: Gold) -> Tensor | float:
+    """What the endings add to the difference of the points, (n,); 0 without endings."""
+    return circle(gold["ending_first"], gold["ending_second"]) if "ending_first" in gold else 0.0
 
-    @property
-    def gap(self) -> Tensor:
-        """(n,) by how much the judge prefers the first answer; points."""
-        return self.first - self.second + self.lead
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Gold:
-        """All numbers changed alike."""
-        endings = (change(self.endings[0]), change(self.endings[1])) if self.endings else None
-        return Gold(change(self.first), change(self.second), endings)
+def gap(gold: Gold) -> Tensor:
+    """By how much the judge prefers the first answer, (n,) points."""
+    return gold["gold_first"] - gold["gold_second"] + lead(gold)
 
-    def columns(self) -> dict[str, list[float]]:
-        """For a table of pairs."""
-        numbers = {"gold_first": self.first, "gold_second": self.second}
-        numbers |= dict(zip(("ending_first", "ending_second"), self.endings or (), strict=False))
-        return {name: column.tolist() for name, column in numbers.items()}
+
+def spread(gold: Gold) -> float:
+    """The scale of a judge on pairs of independent answers, in points: the unit of the annotators' noise.
+
+    Without endings the standard deviation of the points, population form, over both answers. With endings
+    √(mean gap² / 2), which is the standard deviation of a score whose differences were the gaps.
+    """
+    if "ending_first" in gold:
+        return float((gap(gold).double() ** 2).mean().div(2).sqrt())
+    return float(torch.cat([gold["gold_first"], gold["gold_second"]]).std(correction=0))
 
 
 @dataclass(frozen=True)
@@ -147,37 +96,23 @@ class Pairs:
     first_wins: Tensor
     """(n,) bool."""
     train: int
+    ranked: Ranked
+    """What a reward model learns from; the training pairs are its comparisons."""
+    gold: Gold
+    temperature: float = 0.0
+    """Of the labels, in judge points."""
     note: str = ""
-    rankings: Ranked | None = None
-    """Of which the training pairs are the comparisons; None where they are independent pairs."""
     groups: Sequence[str] = ()
-    """What held-out pairs have in common, where `openings` would miss it."""
+    """What held-out pairs have in common, where that is not the prompt."""
 
-    def to_learn(self) -> Ranked:
-        """What a reward model learns from."""
-        train, _ = self.halves()
-        if self.rankings is not None:
-            return self.rankings
-        return Ranked.of_pairs(
-            self.first.episodes.take(train), self.second.episodes.take(train), self.first_wins[train]
-        )
-
-    def halves(self) -> tuple[slice, slice]:
-        """Rows for training and rows held out."""
-        return slice(self.train), slice(self.train, len(self.first_wins))
-
-    def openings(self) -> list[str]:
-        """What pairs have in common: the prompt, or where it is empty the text itself."""
-        return [prompt or text for prompt, text in zip(self.first.prompts, self.first.texts, strict=True)]
-
-    def table(self, gold: Gold) -> pd.DataFrame:
+    def table(self) -> pd.DataFrame:
         """One row per pair, with what the judge gives for both sides."""
         return pd.DataFrame(
             {
                 "prompt": self.first.prompts,
                 "first": self.first.texts,
                 "second": self.second.texts,
-                **gold.columns(),
+                **{name: column.tolist() for name, column in self.gold.items()},
                 "first_wins": self.first_wins.tolist(),
                 "heldout": [index >= self.train for index in range(len(self.first_wins))],
             }
@@ -208,18 +143,23 @@ def judged_pairs(
     prompts: int,
     cfg: RewardConfig,
     part: Collection = ONCE,
-    prefix: str = "",
-) -> tuple[Pairs, Gold, float]:
-    """Two answers to a prompt, of the reference or of a later round's policy, labelled by a noisy judge; what the judge
-    gives for them; and the temperature of the labels. `prompts`: how many there are; `prefix`: of a part's summary."""
+) -> Pairs:
+    """Two answers to a prompt, of the reference or of a later round's policy, labelled by a noisy judge; `prompts`: how
+    many there are.
+
+    An annotator does not grow more exact because the policy's answers grow alike, so all rounds have the temperature
+    of the first.
+    """
     rows = part.rows(split_prompts(prompts, cfg), cfg)
-    n = len(rows)
     first, second = (answers(rows, part.label(side), cfg.learned.pairs_seed) for side in ("first", "second"))
-    gold = Gold.of(judge, first, second)
-    temperature = part.temperature(spread((gold.first, gold.second), gold.lead), cfg, prefix)
-    noise = uniforms(n, 1, cfg.learned.pairs_seed, part.label("labels")).squeeze(1)
-    wins = prefer(gold.first + gold.lead, gold.second, temperature, noise)
-    return Pairs(first, second, wins, cfg.learned.pairs // part.count), gold, temperature
+    gold = judged(judge, first, second)
+    temperature = cfg.learned.label_noise * spread(gold) if part.temperature is None else part.temperature
+    noise = uniforms(len(rows), 1, cfg.learned.pairs_seed, part.label("labels")).squeeze(1)
+    wins = prefer(gold["gold_first"] + lead(gold), gold["gold_second"], temperature, noise)
+    train = cfg.learned.pairs // part.count
+    mine, other = (side.episodes.take(slice(train)) for side in (first, second))
+    ranked = Ranked.of_pairs(mine, other, wins[:train])
+    return Pairs(first, second, wins, train, ranked, gold, temperature)
 
 
 def some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
@@ -265,32 +205,30 @@ def _agreement(name: str, right: Tensor, groups: Tensor) -> dict[str, float]:
 
 def judged_rankings(
     answers: Callable[[Tensor, str, int], Completions], judge: Reward, prompts: int, cfg: RewardConfig
-) -> tuple[Pairs, Gold, float]:
-    """As `judged_pairs`, but a noisy judge puts `ranked` answers to each training
-    prompt in order."""
-    rows = split_prompts(prompts, cfg)
-    train, heldout = (
-        rows[: cfg.learned.rankings].repeat_interleave(cfg.learned.ranked),
-        rows[cfg.learned.pairs :].repeat_interleave(2),
-    )
-    drawn = answers(torch.cat([train, heldout]), "rankings", cfg.learned.pairs_seed)
+) -> Pairs:
+    """As `judged_pairs`, but a noisy judge puts `ranked` answers to each training prompt in order."""
+    learned, rows = cfg.learned, split_prompts(prompts, cfg)
+    train = rows[: learned.rankings].repeat_interleave(learned.ranked)
+    drawn = answers(torch.cat([train, rows[learned.pairs :].repeat_interleave(2)]), "rankings", learned.pairs_seed)
     points = judge(drawn)
-    temperature = cfg.learned.label_noise * float(points.std(correction=0))
-    noise = uniforms(len(points), 1, cfg.learned.pairs_seed, "labels of rankings").squeeze(1)
+    temperature = learned.label_noise * float(points.std(correction=0))
+    noise = uniforms(len(points), 1, learned.pairs_seed, "labels of rankings").squeeze(1)
 
     def ordered(part: slice, width: int) -> Tensor:
         places = best_first(points[part].view(-1, width), temperature, noise[part].view(-1, width))
         return torch.arange(len(points))[part].view(-1, width).gather(1, places)
 
-    best, won = ordered(slice(len(train)), cfg.learned.ranked), ordered(slice(len(train), None), 2)
+    best, won = ordered(slice(len(train)), learned.ranked), ordered(slice(len(train), None), 2)
     shown = torch.arange(len(train), len(points)).view(-1, 2)
-    pairs, sides = _compared(drawn, best, shown, won[:, 0] == shown[:, 0])
-    return pairs, Gold(points[sides[0]], points[sides[1]]), temperature
+    pairs, (first, second) = _compared(drawn, best, shown, won[:, 0] == shown[:, 0])
+    return replace(pairs, gold={"gold_first": points[first], "gold_second": points[second]}, temperature=temperature)
 
 
-def given_rankings(source: str, key: str, data: PromptSet, cfg: RewardConfig, device: torch.device) -> Pairs:
+def given_rankings(
+    source: str, key: str, judge: Reward, data: PromptSet, cfg: RewardConfig, device: torch.device
+) -> Pairs:
     """Pairs or rankings of the user's file, as many as are asked for and there; those held out are compared pair by
-    pair. Raises `UserError` for what is no such file."""
+    pair and judged, too. Raises `UserError` for what is no such file."""
     learned = cfg.learned
     frame, note = read_preferences(Path(source), key, learned.ranked)
     kept = max(learned.heldout_pairs // learned.comparisons, 1)
@@ -300,20 +238,23 @@ def given_rankings(source: str, key: str, data: PromptSet, cfg: RewardConfig, de
     prompts = [prompt for part in (train, heldout) for prompt in part["prompt"] for _ in range(learned.ranked)]
     written = Completions(text_episodes(data.tokenizer, prompts, texts, learned.max_tokens, device), prompts, texts)
     places = torch.arange(len(texts)).view(-1, learned.ranked)
-    better, worse = comparisons(places[len(train) :])
-    shown = torch.stack([better.flatten(), worse.flatten()], dim=1)
-    pairs, _ = _compared(written, places[: len(train)], shown, torch.ones(len(shown), dtype=torch.bool), note)
-    return replace(pairs, groups=[group for group in heldout["group"] for _ in range(learned.comparisons)])
+    shown = torch.stack([side.flatten() for side in comparisons(places[len(train) :])], dim=1)
+    pairs, _ = _compared(written, places[: len(train)], shown, torch.ones(len(shown), dtype=torch.bool))
+    known = judged(judge, *(side.take(slice(pairs.train, None)) for side in (pairs.first, pairs.second)))
+    unjudged = torch.full((pairs.train,), torch.nan)
+    gold = {name: torch.cat([unjudged, numbers]) for name, numbers in known.items()}
+    groups = [group for group in heldout["group"] for _ in range(learned.comparisons)]
+    return replace(pairs, gold=gold, note=note, groups=groups)
 
 
 def _compared(
-    answers: Completions, best: Tensor, shown: Tensor, first_wins: Tensor, note: str = ""
+    answers: Completions, best: Tensor, shown: Tensor, first_wins: Tensor
 ) -> tuple[Pairs, tuple[Tensor, Tensor]]:
-    """All comparisons of rankings `best` (n, K), and the held-out pairs `shown` (m, 2), of rows of `answers`; and the
-    rows of both sides."""
+    """All comparisons of rankings `best` (n, K), and the held-out pairs `shown` (m, 2), of rows of `answers`, not
+    judged yet; and the rows of both sides."""
     better, worse = (side.flatten() for side in comparisons(best))
     first, second = torch.cat([better, shown[:, 0]]), torch.cat([worse, shown[:, 1]])
     wins = torch.cat([torch.ones(len(better), dtype=torch.bool), first_wins])
     columns = [answers.episodes.take(best[:, place]) for place in range(best.shape[1])]
     ranked = Ranked(columns, torch.arange(best.shape[1]).expand_as(best))
-    return Pairs(answers.take(first), answers.take(second), wins, len(better), note, ranked), (first, second)
+    return Pairs(answers.take(first), answers.take(second), wins, len(better), ranked, {}), (first, second)

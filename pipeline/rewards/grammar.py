@@ -9,13 +9,12 @@ a wins where the gap is above 0, and it is antisymmetric.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from pipeline.data import vocabulary
-from pipeline.data.semantics import circle, ending, insulting_words, judge
+from pipeline.data.semantics import ending, insulting_words, judge
 from pipeline.rewards.base import Completions, Reward, as_scores
 
 
@@ -50,14 +49,6 @@ class HarmlessJudge:
         return as_scores([-float(insulting_words(prompt, text)) for prompt, text in texts])
 
 
-@runtime_checkable
-class Cyclic(Protocol):
-    """A judge with endings."""
-
-    def endings(self, completions: Completions) -> Tensor:
-        """(B,) float32, places in `pipeline.data.semantics.ENDINGS`."""
-
-
 class CycleJudge:
     """Points are those for faults alone, -2 each: more than the ending of a review can win or lose, which is 1."""
 
@@ -68,31 +59,11 @@ class CycleJudge:
         return as_scores([-vocabulary.FAULT_COST * judge(prompt, text).faults for prompt, text in pairs])
 
     def endings(self, completions: Completions) -> Tensor:
-        """See `Cyclic`."""
+        """(B,) float32, places in `pipeline.data.semantics.ENDINGS`."""
         pairs = zip(completions.prompts, completions.texts, strict=True)
         return as_scores([ending(judge(prompt, text)) for prompt, text in pairs])
 
 
 def endings_of(judge: Reward, completions: Completions) -> Tensor | None:
     """The endings (B,) that a cyclic judge sees; None for any other judge."""
-    return judge.endings(completions) if isinstance(judge, Cyclic) else None
-
-
-def lead(first: Tensor | None, second: Tensor | None) -> Tensor | float:
-    """What endings add to the gap of pairs (n,), `circle`; 0 for a judge without endings."""
-    if first is None or second is None:
-        return 0.0
-    ahead: Tensor = circle(first, second)
-    return ahead
-
-
-def spread(gold: tuple[Tensor, Tensor], ahead: Tensor | float) -> float:
-    """The scale of a judge on pairs of independent answers, in points: the unit of the annotators' noise.
-
-    Without endings the standard deviation of the points, population form, over both answers. With endings
-    √(mean gap² / 2), which is the standard deviation of a score whose differences were the gaps. `gold`: points of both
-    answers, (n,) each; `ahead`: their `lead`.
-    """
-    if isinstance(ahead, float):
-        return float(torch.cat(gold).std(correction=0))
-    return float(((gold[0] - gold[1] + ahead).double() ** 2).mean().div(2).sqrt())
+    return judge.endings(completions) if isinstance(judge, CycleJudge) else None

@@ -115,3 +115,10 @@ def read_responses(folder: Path, pad: int) -> Episodes:
             " train.data: rollouts"
         )
     return padded_episodes(prompts, responses, torch.tensor(table["ended"].to_numpy()), pad)
+
+
+def read_ranked(folder: Path, pad: int, device: torch.device) -> Ranked:
+    """The same as pairs, the preferred responses first."""
+    both = read_responses(folder, pad).each(lambda column: column.to(device))
+    first, second = both.take(slice(0, None, 2)), both.take(slice(1, None, 2))
+    return Ranked.of_pairs(first, second, torch.ones(len(first.ended), dtype=torch.bool))

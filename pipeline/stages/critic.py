@@ -16,11 +16,9 @@ import torch
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.critic import save_critic
-from pipeline.models.loading import device_of
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
-from pipeline.models.process import spending
-from pipeline.resources.ledger import Ledger
+from pipeline.models.process import bench
 from pipeline.rewards.scored_samples import SAMPLES, read_scores
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
@@ -44,18 +42,16 @@ def critic(
     values: Artifact,
 ) -> dict[str, Any]:
     """Fit the critic that `cfg` asks for to the samples of the stage `values`."""
-    device = device_of(cfg.runtime.device)
-    ledger = Ledger(device.type == "cuda")
-    with spending(out, device, ledger.cost):
+    with bench(cfg.runtime, out, reporter.warn) as at:
         # At the start the policy is the reference, with an adapter or without.
-        actor = with_critic(load_reference(sft, cfg.adapter.quantize, device), cfg, 0, sft, reward, device)
+        actor = with_critic(load_reference(sft, cfg.adapter.quantize, at.device), cfg, 0, sft, reward, at.device)
         steps = cfg.critic.pretraining_steps
         actor.lm.requires_grad_(False)  # before the meter looks at what is trained
-        meter(actor.networks, ledger.work)
+        meter(actor.networks, at.ledger.work)
         data = PromptSet.load(prompts, "train")
         samples = _samples(cfg, values, data)
         room = Room("runtime.micro_batch_size", cfg.runtime.micro_batch_size, reporter.warn)
-        with ledger.timed("train"):
+        with at.ledger.timed("train"):
             explained = pretrain(
                 actor, samples, steps, cfg.train.batch_size, LEARNING_RATE, cfg.algorithm.gamma,
                 0, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
@@ -27,14 +26,13 @@ from pipeline.evaluation.best_of import BestAnswers, choose, kl_of_chosen
 from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
 from pipeline.models.lm_head import token_stats
-from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
+from pipeline.models.loading import CausalLM, freeze, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
-from pipeline.models.process import rollout_room, spending
+from pipeline.models.process import Bench, bench
 from pipeline.models.texts import encode, perplexity
-from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions, faulty
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.grammar import endings_of
@@ -46,7 +44,6 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.new_actor import load_reference
 
-FloatGrid = NDArray[np.float64]
 AFTER = 3
 """Steps after the answers: judging, drift, texts."""
 
@@ -57,9 +54,7 @@ class _Evaluation:
 
     cfg: TrialConfig
     reporter: Reporter
-    device: torch.device
-    room: Room
-    ledger: Ledger
+    at: Bench
     data: PromptSet
     drawn: Draws
     policy: CausalLM
@@ -82,48 +77,47 @@ def evaluate(
     judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
-    device, draws = device_of(cfg.runtime.device), cfg.evaluate.best_of
-    ledger, room = Ledger(device.type == "cuda"), rollout_room(cfg.runtime, reporter.warn)
+    draws = cfg.evaluate.best_of
     # Only a choice among several answers is charged, so only then is its work recorded.
-    with spending(out, device, ledger.cost if draws > 1 else dict):
-        data, policy = heldout_prompts(cfg, prompts), freeze(load_snapshot(train.path / "policy", device))
-        bench = _Evaluation(cfg, reporter, device, room, ledger, data, Draws.load(reference), policy)
-        chosen = _answered(bench, reward_of(reward, device, room))
-        bench.progress(draws, "judging")
-        columns, points = _judged(bench, chosen, judge)
-        bench.progress(draws + 1, "drift")
-        base = freeze(load_reference(sft, cfg.adapter.quantize, device))
-        columns |= _drifted(bench, chosen, base) | points
-        bench.progress(draws + 2, "texts")
+    with bench(cfg.runtime, out, reporter.warn, charged=draws > 1) as at:
+        data, policy = heldout_prompts(cfg, prompts), freeze(load_snapshot(train.path / "policy", at.device))
+        work = _Evaluation(cfg, reporter, at, data, Draws.load(reference), policy)
+        chosen = _answered(work, reward_of(reward, at.device, at.room))
+        work.progress(draws, "judging")
+        columns, points = _judged(work, chosen, judge)
+        work.progress(draws + 1, "drift")
+        base = freeze(load_reference(sft, cfg.adapter.quantize, at.device))
+        columns |= _drifted(work, chosen, base) | points
+        work.progress(draws + 2, "texts")
         kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(cfg.evaluate.texts).tolist()
         texts = encode(data.tokenizer, kept, cfg.sft.max_tokens)
         capability = {
-            "eval/perplexity_texts": perplexity(policy, texts, room),
-            "eval/perplexity_texts_reference": perplexity(base, texts, room),
+            "eval/perplexity_texts": perplexity(policy, texts, at.room),
+            "eval/perplexity_texts_reference": perplexity(base, texts, at.room),
         }
         table = pd.DataFrame(columns)
-        summary = summarise(table, bench.drawn.count) | capability
+        summary = summarise(table, work.drawn.count) | capability
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
             summary["eval/reward_accuracy"] = float(reward.meta["accuracy_gold"])
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
         write_json(out / "summary.json", summary)
-        bench.progress(draws + AFTER)
+        work.progress(draws + AFTER)
         return {"summary": summary, "prompts": len(table)}
 
 
-def _answered(bench: _Evaluation, proxy: Proxy) -> BestAnswers:
+def _answered(work: _Evaluation, proxy: Proxy) -> BestAnswers:
     """The policy's answers, and what choosing them took in the ledger. Raises `MemoryFull`."""
-    cfg, ledger, count = bench.cfg, bench.ledger, bench.cfg.evaluate.best_of
+    cfg, ledger, count = work.cfg, work.at.ledger, work.cfg.evaluate.best_of
     if count > 1:
-        meter([bench.policy, *proxy.networks], ledger.work)
+        meter([work.policy, *proxy.networks], ledger.work)
 
     def draw(number: int) -> Completions:
-        bench.progress(number, "sampling")
+        work.progress(number, "sampling")
         stream = ["policy", number] if number else ["policy"]
         with ledger.timed("generate"):
-            return answers(cfg, bench.policy, bench.data, bench.room, *stream)
+            return answers(cfg, work.policy, work.data, work.at.room, *stream)
 
     def score(drawn: Completions) -> tuple[Tensor, Mapping[str, Tensor]]:
         with ledger.timed("score"):
@@ -134,13 +128,13 @@ def _answered(bench: _Evaluation, proxy: Proxy) -> BestAnswers:
     return chosen
 
 
-def _judged(bench: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _judged(work: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns of the answers and of how they compare with the reference's; and those of parts of the reward and of
     further judges."""
-    cfg, drawn, data, mine = bench.cfg, bench.drawn, bench.data, chosen.answers
+    cfg, drawn, data, mine = work.cfg, work.drawn, work.data, chosen.answers
     first, proxy = cfg.evaluate.first_prompt, chosen.proxy.double().numpy()
-    gold_judge = judge_of(cfg.gold, bench.device, bench.room, judge)
-    further = further_judges(cfg.gold, bench.device, bench.room)
+    gold_judge = judge_of(cfg.gold, work.at.device, work.at.room, judge)
+    further = further_judges(cfg.gold, work.at.device, work.at.room)
     gold, endings = gold_judge(mine).double().numpy(), endings_of(gold_judge, mine)
     ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
     columns = {
@@ -161,11 +155,11 @@ def _judged(bench: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> 
     return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
 
 
-def _drifted(bench: _Evaluation, chosen: BestAnswers, reference: CausalLM) -> dict[str, Any]:
+def _drifted(work: _Evaluation, chosen: BestAnswers, reference: CausalLM) -> dict[str, Any]:
     """Columns of the drift from the reference. Raises `MemoryFull`."""
-    episodes, evaluation = chosen.answers.episodes, bench.cfg.evaluate
-    with Precision.of(bench.device).autocast():
-        kl, entropy, nats, log_ratios = drift(bench.policy, reference, episodes, 1.0, bench.room)
+    episodes, evaluation = chosen.answers.episodes, work.cfg.evaluate
+    with Precision.of(work.at.device).autocast():
+        kl, entropy, nats, log_ratios = drift(work.policy, reference, episodes, 1.0, work.at.room)
     # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
     own_kl = kl.sum(1).double() if evaluation.best_of == 1 else kl_of_chosen(evaluation.best_of, log_ratios)
     return {

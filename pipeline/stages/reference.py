@@ -15,8 +15,8 @@ import pandas as pd
 from pipeline.config.trial import TrialConfig
 from pipeline.evaluation.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.intervals import student
-from pipeline.models.loading import device_of, freeze
-from pipeline.models.process import rollout_room, spending
+from pipeline.models.loading import freeze
+from pipeline.models.process import bench
 from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
@@ -36,9 +36,8 @@ def reference(
     judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Draw and score `evaluate.reference_draws` answers of the reference to every held-out prompt."""
-    device = device_of(cfg.runtime.device)
-    with spending(out, device):
-        room, count = rollout_room(cfg.runtime, reporter.warn), cfg.evaluate.reference_draws
+    with bench(cfg.runtime, out, reporter.warn) as at:
+        device, room, count = at.device, at.room, cfg.evaluate.reference_draws
         data = heldout_prompts(cfg, prompts)
         model = freeze(load_reference(sft, cfg.adapter.quantize, device))
         further = further_judges(cfg.gold, device, room)

@@ -26,37 +26,43 @@ from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.anatomy import check_room
-from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot, scratch_model
+from pipeline.models.loading import CausalLM, freeze, load_snapshot, scratch_model
 from pipeline.models.meter import meter
-from pipeline.models.out_of_memory import Room
-from pipeline.models.process import rollout_room, spending
+from pipeline.models.process import Bench, bench
 from pipeline.models.seeding import seed_of, uniforms
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, sampled, standardised
 from pipeline.rewards.collection import (
+    ONCE,
     TEMPERATURE,
     Collection,
-    Gold,
     Pairs,
     accuracy,
+    gap,
     given_rankings,
     judged_pairs,
     judged_rankings,
-    written,
 )
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned import LearnedReward, RewardFamily, compared, family_of, train_reward_model
 from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
 from pipeline.rewards.opponents import Against, save_opponents, tables
-from pipeline.rewards.rankings import RESPONSES, Ranked, all_pairs_loss, plackett_luce_loss, response_table
+from pipeline.rewards.rankings import (
+    RESPONSES,
+    Ranked,
+    all_pairs_loss,
+    plackett_luce_loss,
+    read_ranked,
+    response_table,
+)
 from pipeline.rewards.scorers import further_judges, judge_of, part_folder, ready
 from pipeline.rewards.settings import PartConfig, part_key
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.language_model import MAX_POSITIONS
-from pipeline.training.rounds import carried_on, has_ended
+from pipeline.training.rounds import SPENT, carried_on, described, has_ended, number_of
 
 _Unseen = list[tuple[Completions, Tensor]]
 """Reference samples with the judge's scores (n,)."""
@@ -74,12 +80,14 @@ class _Inputs:
     reference: CausalLM
     gold: Reward
     further: dict[str, Reward]
-    device: torch.device
-    room: Room
-    ledger: Ledger
-    part: Collection
+    at: Bench
     policy: CausalLM
     """Whose answers are compared: the reference, in a later round the policy trained so far."""
+    last_reward: Artifact | None
+
+    @property
+    def composite(self) -> bool:
+        return self.cfg.reward.kind == "composite"
 
     def judge(self, preferences: str) -> Reward:
         """The judge who labels the pairs, or that is told apart by them where they are given."""
@@ -88,8 +96,8 @@ class _Inputs:
     def samples(self, model: CausalLM, rows: Tensor, label: str, seed: int) -> Completions:
         """One sample of a network for each of `rows`, which are numbers of prompts, (n,) int64."""
         noise = uniforms(len(rows), self.cfg.train.response_length, seed, label)
-        answers = sampled(model, self.data, noise, self.cfg.train.temperature, self.room, rows)
-        self.ledger.generated_tokens += int(answers.episodes.lengths.sum())
+        answers = sampled(model, self.data, noise, self.cfg.train.temperature, self.at.room, rows)
+        self.at.ledger.generated_tokens += int(answers.episodes.lengths.sum())
         return answers
 
 
@@ -107,32 +115,30 @@ def reward(
     """Make the parts, measure learned ones on held-out pairs, set all scales on reference samples."""
     if last_reward is not None and has_ended(last_train):
         return carried_on(last_reward, out)
-    device = device_of(cfg.runtime.device)
-    ledger, part = Ledger(device.type == "cuda"), Collection.of(cfg.rounds, last_reward, last_train)
-    with spending(out, device, ledger.cost), ledger.timed("reward"):
-        reference: CausalLM = freeze(load_snapshot(sft.path / "model", device))
-        policy = reference if last_train is None else freeze(load_snapshot(last_train.path / "policy", device))
-        meter([reference] if policy is reference else [reference, policy], ledger.work)
+    with bench(cfg.runtime, out, reporter.warn) as at, at.ledger.timed("reward"):
+        reference: CausalLM = freeze(load_snapshot(sft.path / "model", at.device))
+        policy = reference if last_train is None else freeze(load_snapshot(last_train.path / "policy", at.device))
+        meter([reference] if policy is reference else [reference, policy], at.ledger.work)
         data = PromptSet.load(prompts, "train")
         check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
-        room = rollout_room(cfg.runtime, reporter.warn)
-        gold, further = judge_of(cfg.gold, device, room, judge), further_judges(cfg.gold, device, room)
-        made = _made(
-            _Inputs(cfg, reporter, prompts, sft, data, reference, gold, further, device, room, ledger, part, policy),
-            out,
-        )
-    part.charge(out, ledger)
-    return {**made, **part.described(sft)}
+        gold = judge_of(cfg.gold, at.device, at.room, judge)
+        further = further_judges(cfg.gold, at.device, at.room)
+        work = _Inputs(cfg, reporter, prompts, sft, data, reference, gold, further, at, policy, last_reward)
+        made = _made(work, out)
+    if last_reward is not None:  # unlike the first reward it is made for one trial alone, which is charged for it
+        at.ledger.mark()
+        write_json(out / SPENT, at.ledger.state())
+    return made | described(cfg, last_train, policy=last_train or sft, reference=sft)
 
 
-def _made(bench: _Inputs, out: Path) -> dict[str, Any]:
+def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     """Make and write the reward; returns its metadata."""
-    cfg, composite = bench.cfg, bench.cfg.reward.kind == "composite"
-    rows = torch.arange(cfg.reward.calibration_samples) % len(bench.data.texts)
-    samples = bench.samples(bench.reference, rows, "calibration", cfg.reward.seed)
-    raw, summary, unseen = _parts(bench, out, composite)
+    cfg, composite = work.cfg, work.composite
+    rows = torch.arange(cfg.reward.calibration_samples) % len(work.data.texts)
+    samples = work.samples(work.reference, rows, "calibration", cfg.reward.seed)
+    raw, summary, unseen = _parts(work, out)
     if cfg.reward.against != "none":
-        raw = _against(bench, raw, out)
+        raw = _against(work, raw, out)
     scores, specs = {name: part(samples) for name, part in raw.items()}, cfg.reward.scorers()
     scales = {name: calibration(score, part_key(name, composite)) for name, score in scores.items()}
     calibrated = {name: standardised(score, *scales[name]) for name, score in scores.items()}
@@ -142,7 +148,7 @@ def _made(bench: _Inputs, out: Path) -> dict[str, Any]:
     )
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
-    total, judged = standardised(proxy.weigh(calibrated), mean, std), bench.gold(samples)
+    total, judged = standardised(proxy.weigh(calibrated), mean, std), work.gold(samples)
     said = calibrated if composite else {}
     summary |= _measured(total, said, judged, scales, composite)
     scored = [_scored("calibration", samples, total, said, judged)]
@@ -181,41 +187,38 @@ def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, T
     return pd.DataFrame(table | {f"reward/{name}": part.tolist() for name, part in parts.items()})
 
 
-def _parts(bench: _Inputs, out: Path, composite: bool) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
+def _parts(work: _Inputs, out: Path) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
     """The parts, what was measured of those that were learned, and reference samples that none was trained on."""
-    raw: dict[str, Reward] = {}
-    summary: dict[str, Any] = {}
-    unseen: _Unseen = []
-    for name, spec in bench.cfg.reward.scorers().items():
-        key = part_key(name, composite)
+    raw, summary, unseen = dict[str, Reward](), dict[str, Any](), _Unseen()
+    for name, spec in work.cfg.reward.scorers().items():
         if spec.kind in TRAINED:
-            raw[name], measured, fresh = _learn(bench, spec, key, part_folder(out, name, composite))
+            raw[name], measured, fresh = _learn(work, spec, name, part_folder(out, name, work.composite))
             unseen = unseen or fresh  # parts learned from the judge share their pairs
-            summary |= {f"{name}/{what}": value for what, value in measured.items()} if composite else measured
+            summary |= {f"{name}/{what}": value for what, value in measured.items()} if work.composite else measured
         else:
-            raw[name] = ready(key, spec, bench.device, bench.room)
-            meter(raw[name].networks, bench.ledger.work)
+            raw[name] = ready(part_key(name, work.composite), spec, work.at.device, work.at.room)
+            meter(raw[name].networks, work.at.ledger.work)
     return raw, summary, unseen
 
 
-def _against(bench: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
+def _against(work: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
     """Every part against the reference's answers, which are drawn, scored and written here."""
-    cfg, ledger = bench.cfg, Ledger(bench.device.type == "cuda")
-    meter([bench.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
-    texts = list(dict.fromkeys([*bench.data.texts, *PromptSet.load(bench.prompts, "heldout").texts]))
-    data, drawn = PromptSet.of(bench.data.tokenizer, texts), list[Completions]()
+    cfg, ledger = work.cfg, Ledger(work.at.device.type == "cuda")
+    meter([work.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
+    texts = list(dict.fromkeys([*work.data.texts, *PromptSet.load(work.prompts, "heldout").texts]))
+    data, drawn = PromptSet.of(work.data.tokenizer, texts), list[Completions]()
     for draw in range(cfg.reward.opponents):
-        bench.reporter.progress("reward", draw, cfg.reward.opponents, "opponents")
+        work.reporter.progress("reward", draw, cfg.reward.opponents, "opponents")
         # Noise of its own, so that the first opponents are the same however many there are.
         noise = uniforms(len(texts), cfg.train.response_length, cfg.reward.seed, "opponents", draw)
         with ledger.timed("generate"):
-            drawn.append(sampled(bench.reference, data, noise, cfg.train.temperature, bench.room))
+            drawn.append(sampled(work.reference, data, noise, cfg.train.temperature, work.at.room))
         ledger.generated_tokens += int(drawn[-1].episodes.lengths.sum())
     with ledger.timed("score"), torch.no_grad():
         numbers = {name: torch.stack([part(one) for one in drawn], dim=1) for name, part in raw.items()}
     save_opponents(out, drawn, numbers)
     ledger.mark()
-    bench.ledger.generated_tokens += ledger.generated_tokens
+    work.at.ledger.generated_tokens += ledger.generated_tokens
     write_json(out / "log" / "opponents.json", ledger.cost())
     found, specs = tables(texts, numbers), cfg.reward.scorers()
     return {name: Against(part, compared(specs[name].kind), found[name]) for name, part in raw.items()}
@@ -241,60 +244,67 @@ def _measured(
     }
 
 
-def _learn(bench: _Inputs, spec: PartConfig, key: str, out: Path) -> tuple[Reward, dict[str, Any], _Unseen]:
-    cfg = bench.cfg.reward
-    bench.reporter.progress("reward", 0, 1, "pairs")
-    part, composite, name = bench.part, cfg.kind == "composite", key.rpartition(".")[2]
-    pairs, gold, temperature = _collected(bench, spec, key)
-    train, kept = pairs.halves()
-    family, ranked = family_of(spec.kind), pairs.to_learn()
+def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Reward, dict[str, Any], _Unseen]:
+    """The model of a part, what was measured of it, and held-out answers with the gold judge's scores."""
+    cfg, judged = work.cfg.reward, is_judged(spec.preferences)
+    work.reporter.progress("reward", 0, 1, "pairs")
+    part = _round(work, name) if judged else ONCE
+    pairs = _collected(work, spec, name, part)
+    train, kept = slice(pairs.train), slice(pairs.train, None)
     first, second = pairs.first.episodes.take(train), pairs.second.episodes.take(train)
-    learned_from = response_table(first, second, pairs.first_wins[train])
-    earlier = part.earlier(name, composite, cfg) if gold else None
-    if earlier is not None:
-        learned_from = pd.concat([earlier, learned_from], ignore_index=True)
+    ranked, learned_from = pairs.ranked, response_table(first, second, pairs.first_wins[train])
     out.mkdir(parents=True, exist_ok=True)
+    if part.earlier is not None:
+        learned_from = pd.concat([pd.read_parquet(part.earlier / RESPONSES), learned_from], ignore_index=True)
     learned_from.to_parquet(out / RESPONSES, index=False)
-    if earlier is not None:
-        ranked = written(out, bench.data.token_ids["pad_id"], bench.device)
-    learned = _trained(bench, family, out, ranked)
-    answers = pairs.first.take(kept), pairs.second.take(kept)
-    judged = gold.each(lambda numbers: numbers[kept]) if gold else Gold.of(bench.judge(spec.preferences), *answers)
-    unjudged = torch.full((pairs.train,), torch.nan)
-    whole = gold or judged.each(lambda numbers: torch.cat([unjudged, numbers]))
-    pairs.table(whole).to_parquet(out / "pairs.parquet", index=False)
+    if part.earlier is not None:
+        ranked = read_ranked(out, work.data.token_ids["pad_id"], work.at.device)
+    family = family_of(spec.kind)
+    learned = _trained(work, family, out, ranked)
+    pairs.table().to_parquet(out / "pairs.parquet", index=False)
     measured: dict[str, Any] = {"train_pairs": len(learned_from) // 2, **({"pairs": pairs.note} if pairs.note else {})}
     if cfg.learned.ranked > 2:
         measured["train_rankings"] = len(ranked.order)
     if cfg.learned.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
+    answers = pairs.first.take(kept), pairs.second.take(kept)
     margin = family.margin(learned(answers[0]), learned(answers[1]))
-    measured |= accuracy(margin, judged.gap, pairs.first_wins[kept], pairs.groups or pairs.openings()[kept])
-    if gold and part.count > 1:
-        measured[TEMPERATURE] = temperature
+    measured |= accuracy(margin, gap(pairs.gold)[kept], pairs.first_wins[kept], pairs.groups or answers[0].prompts)
+    if part.count > 1:
+        measured[TEMPERATURE] = pairs.temperature
     # Of a further judge's pairs the gold judge's scores are not known here, and later rounds compare no reference
     # samples.
     known = spec.preferences == JUDGE and part.number == 1
-    return learned, measured, list(zip(answers, (judged.first, judged.second), strict=True)) if known else []
+    points = pairs.gold["gold_first"][kept], pairs.gold["gold_second"][kept]
+    return learned, measured, list(zip(answers, points, strict=True)) if known else []
 
 
-def _collected(bench: _Inputs, spec: PartConfig, key: str) -> tuple[Pairs, Gold | None, float]:
-    """The preferences of a part; where a judge labels them, what he gives for both sides and his temperature, in judge
-    points."""
-    cfg, part, judged = bench.cfg.reward, bench.part, is_judged(spec.preferences)
-    judge, prompts, in_pairs = bench.judge(spec.preferences), len(bench.data.texts), cfg.learned.ranked == 2
-    if judged and in_pairs:
-        prefix = f"{key.rpartition('.')[2]}/" if cfg.kind == "composite" else ""
-        return judged_pairs(partial(bench.samples, bench.policy), judge, prompts, cfg, part, prefix)
-    if judged:
-        return judged_rankings(partial(bench.samples, bench.policy), judge, prompts, cfg)
-    check_room(bench.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
-    return given_rankings(spec.preferences, f"{key}.preferences", bench.data, cfg, bench.device), None, 0.0
+def _round(work: _Inputs, name: str) -> Collection:
+    """The round in which a part's pairs are collected."""
+    last, prefix = work.last_reward, f"{name}/" if work.composite else ""
+    if last is None:
+        return Collection(1, work.cfg.rounds)
+    earlier = part_folder(last.path, name, work.composite) if work.cfg.reward.learned.keep_pairs == "all" else None
+    temperature = float(last.meta[f"{prefix}{TEMPERATURE}"])
+    return Collection(number_of(last), work.cfg.rounds, temperature, earlier)
 
 
-def _trained(bench: _Inputs, family: RewardFamily, out: Path, ranked: Ranked) -> LearnedReward:
+def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> Pairs:
+    """The preferences of a part."""
+    cfg, judge, prompts = work.cfg.reward, work.judge(spec.preferences), len(work.data.texts)
+    if not is_judged(spec.preferences):
+        check_room(work.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
+        key = f"{cfg.key(name)}.preferences"
+        return given_rankings(spec.preferences, key, judge, work.data, cfg, work.at.device)
+    answers = partial(work.samples, work.policy)
+    if cfg.learned.ranked > 2:
+        return judged_rankings(answers, judge, prompts, cfg)
+    return judged_pairs(answers, judge, prompts, cfg, part)
+
+
+def _trained(work: _Inputs, family: RewardFamily, out: Path, ranked: Ranked) -> LearnedReward:
     """The trained model, which is written to `out`."""
-    cfg, runtime = bench.cfg.reward, bench.cfg.runtime
+    cfg, runtime = work.cfg.reward, work.cfg.runtime
     loss = (
         plackett_luce_loss
         if cfg.learned.ranked > 2 and cfg.learned.ranking_loss == "plackett_luce"
@@ -303,22 +313,22 @@ def _trained(bench: _Inputs, family: RewardFamily, out: Path, ranked: Ranked) ->
 
     def progress(done: int, total: int, loss: float) -> None:
         if done % 10 == 0 or done == total:
-            bench.reporter.progress("reward", done, total, f"loss {loss:.3f}")
+            work.reporter.progress("reward", done, total, f"loss {loss:.3f}")
 
-    model = family.new(_trunk(bench), cfg, bench.device)
-    meter([model.lm], bench.ledger.work)
-    train_reward_model(model, ranked, cfg, progress, runtime.gradient_checkpointing, bench.reporter.warn, loss)
+    model = family.new(_trunk(work), cfg, work.at.device)
+    meter([model.lm], work.at.ledger.work)
+    train_reward_model(model, ranked, cfg, progress, runtime.gradient_checkpointing, work.reporter.warn, loss)
     freeze(model).save(out)
-    return LearnedReward(model, bench.room)
+    return LearnedReward(model, work.at.room)
 
 
-def _trunk(bench: _Inputs) -> CausalLM:
+def _trunk(work: _Inputs) -> CausalLM:
     """A trunk to train: the reference's, or one of its own sizes that reads its tokens, with random weights."""
-    learned, reference = bench.cfg.reward.learned, bench.reference.config
+    learned, reference = work.cfg.reward.learned, work.reference.config
     if learned.trunk == "reference":
-        return load_snapshot(bench.sft.path / "model", bench.device)
+        return load_snapshot(work.sft.path / "model", work.at.device)
     positions = int(getattr(reference, "max_position_embeddings", MAX_POSITIONS))
-    special = bench.data.tokenizer.pad_token_id, bench.data.tokenizer.eos_token_id
+    special = work.data.tokenizer.pad_token_id, work.data.tokenizer.eos_token_id
     # As many embeddings as the reference has: a tokenizer may name fewer tokens.
     size = learned.scratch.sizes(), int(reference.vocab_size), *special, positions
-    return scratch_model(*size, seed_of(bench.cfg.reward.seed, "reward trunk")).to(bench.device)
+    return scratch_model(*size, seed_of(work.cfg.reward.seed, "reward trunk")).to(work.at.device)

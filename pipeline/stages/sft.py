@@ -12,8 +12,8 @@ import pandas as pd
 
 from pipeline.config.trial import TrialConfig
 from pipeline.models.anatomy import check_room
-from pipeline.models.loading import device_of, pretrained_model, scratch_model
-from pipeline.models.process import spending
+from pipeline.models.loading import pretrained_model, scratch_model
+from pipeline.models.process import bench
 from pipeline.models.texts import encode
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.run.layout import write_json
@@ -24,8 +24,7 @@ from pipeline.training.language_model import MAX_POSITIONS, fit, measure, text_r
 
 def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -> dict[str, Any]:
     """Train the policy's starting point and record its perplexity on held-out texts."""
-    device = device_of(cfg.runtime.device)
-    with spending(out, device):
+    with bench(cfg.runtime, out, reporter.warn) as at:
         tokenizer = load_tokenizer(prompts.path / "tokenizer")
         if cfg.model.base is None:
             special = tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -33,7 +32,7 @@ def sft(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact) -
         else:
             model = pretrained_model(cfg.model.base, cfg.model.revision)
         check_room(model, "sft.max_tokens", cfg.sft.max_tokens)
-        model.to(device)
+        model.to(at.device)
         texts = pd.read_parquet(prompts.path / "sft.parquet")["text"].tolist()
         rows = encode(tokenizer, texts, cfg.sft.max_tokens)
         fit(model, rows, cfg.sft, reporter, cfg.runtime.gradient_checkpointing)

@@ -97,7 +97,7 @@ def train(
         for older in checkpoints(kept)[:-1]:
             older.unlink()
         shutil.copyfile(metrics, kept / "metrics.jsonl")
-    return status | described(cfg, sft, reward, last_train)
+    return status | described(cfg, last_train, reference=sft, start=last_train or sft, reward=reward)
 
 
 def _untrained(cfg: TrialConfig, out: Path, sft: Artifact) -> dict[str, Any]:

@@ -14,12 +14,11 @@ import torch
 
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
-from pipeline.models.loading import device_of, freeze
+from pipeline.models.loading import freeze
 from pipeline.models.meter import meter
 from pipeline.models.precision import Precision
-from pipeline.models.process import rollout_room, spending
+from pipeline.models.process import bench
 from pipeline.models.seeding import uniforms
-from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import sampled
 from pipeline.rewards.scored_samples import SAMPLES, Grid, sample_table
 from pipeline.rewards.scorers import reward_of
@@ -33,10 +32,8 @@ def values(
     cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact, sft: Artifact, reward: Artifact
 ) -> dict[str, Any]:
     """Draw `values.samples` responses of the reference to every training prompt, and score them with the proxy."""
-    device = device_of(cfg.runtime.device)
-    ledger = Ledger(device.type == "cuda")
-    with spending(out, device, ledger.cost):
-        room, count = rollout_room(cfg.runtime, reporter.warn), cfg.values.samples
+    with bench(cfg.runtime, out, reporter.warn) as at:
+        device, room, ledger, count = at.device, at.room, at.ledger, cfg.values.samples
         data = PromptSet.load(prompts, "train")
         model, proxy = freeze(load_reference(sft, cfg.adapter.quantize, device)), reward_of(reward, device, room)
         meter([model, *proxy.networks], ledger.work)

@@ -134,13 +134,12 @@ def leave(out: Path, left: Mapping[str, Any], ledger: Ledger) -> None:
     write_json(out / SPENT, ledger.state())
 
 
-def described(cfg: TrialConfig, sft: Artifact, reward: Artifact, last_train: Artifact | None) -> dict[str, Any]:
-    """The networks of a round, for the metadata of its artifact; nothing in a trial with one."""
+def described(cfg: TrialConfig, last_train: Artifact | None, **artifacts: Artifact) -> dict[str, Any]:
+    """The networks of a round by their part in it, for metadata; nothing in a trial with one round."""
     if cfg.rounds == 1:
         return {}
-    named = {"reference": sft, "start": last_train or sft, "reward": reward}
-    numbers = {"number": number_of(last_train), "count": cfg.rounds}
-    return {"round": {**numbers, **{what: name_of(artifact) for what, artifact in named.items()}}}
+    names = {what: name_of(artifact) for what, artifact in artifacts.items()}
+    return {"round": {"number": number_of(last_train), "count": cfg.rounds, **names}}
 
 
 def _beginning(out: Path, ledger: Ledger, reward: Artifact, last_train: Artifact) -> Callable[[], dict[str, Any]]:

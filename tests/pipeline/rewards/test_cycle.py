@@ -7,10 +7,12 @@ import pytest
 import tinynets
 import torch
 
+from pipeline.data.semantics import circle
 from pipeline.evaluation.heldout import preferences
+from pipeline.rewards import collection
 from pipeline.rewards.base import Completions
-from pipeline.rewards.collection import Gold, judged_pairs
-from pipeline.rewards.grammar import CycleJudge, GrammarJudge, endings_of, lead, spread
+from pipeline.rewards.collection import judged, judged_pairs, spread
+from pipeline.rewards.grammar import CycleJudge, GrammarJudge, endings_of
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.settings import RewardConfig
 
@@ -25,7 +27,7 @@ def completions(*texts: str) -> Completions:
 
 
 def gap(first: str, second: str) -> float:
-    return Gold.of(CycleJudge(), completions(first), completions(second)).gap.item()
+    return collection.gap(judged(CycleJudge(), completions(first), completions(second))).item()
 
 
 def test_sound_texts_go_in_a_circle_and_faults_always_lose() -> None:
@@ -39,21 +41,24 @@ def test_sound_texts_go_in_a_circle_and_faults_always_lose() -> None:
 def test_a_judge_without_endings_decides_by_its_points_alone() -> None:
     judge, batch = GrammarJudge(), completions(STRONG, MILD, ADVICE)
     assert endings_of(judge, batch) is None
-    gold = Gold.of(judge, batch, completions(MILD, ADVICE, STRONG))
-    assert gold.lead == 0.0
-    assert torch.equal(gold.gap, gold.first - gold.second)
-    assert list(gold.columns()) == ["gold_first", "gold_second"]
+    gold = judged(judge, batch, completions(MILD, ADVICE, STRONG))
+    assert list(gold) == ["gold_first", "gold_second"]
+    assert torch.equal(collection.gap(gold), gold["gold_first"] - gold["gold_second"])
 
 
 def test_the_scale_of_a_judge() -> None:
-    first, second = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2.0, 2.0, 2.0])
-    assert spread((first, second), 0.0) == float(torch.cat([first, second]).std(correction=0))
+    names = ("gold_first", "gold_second", "ending_first", "ending_second")
+    points = [torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2.0, 2.0, 2.0])]
+    assert spread(dict(zip(names, points, strict=False))) == float(torch.cat(points).std(correction=0))
     # Gaps 1, -1 and 2: the mean square is 2, half of it 1.
-    zero = torch.zeros(3)
-    assert spread((torch.tensor([0.0, 0.0, 2.0]), zero), torch.tensor([1.0, -1.0, 0.0])) == pytest.approx(1.0)
+    columns = [torch.tensor(column) for column in ([0.0, 0.0, 2.0], [0.0] * 3, [0.0, 1.0, 0.0], [1.0, 0.0, 0.0])]
+    assert spread(dict(zip(names, columns, strict=True))) == pytest.approx(1.0)
     generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(50_000, generator=generator) for _ in range(2))
-    assert spread((a, b), 0 * a) == pytest.approx(spread((a, b), 0.0), rel=0.02)
+    drawn = [torch.randn(50_000, generator=generator) for _ in range(2)]
+    with_endings, without = (
+        spread(dict(zip(names, (*drawn, *endings), strict=False))) for endings in ([0 * drawn[0]] * 2, [])
+    )
+    assert with_endings == pytest.approx(without, rel=0.02)
 
 
 def test_labels_follow_the_circle() -> None:
@@ -62,27 +67,20 @@ def test_labels_follow_the_circle() -> None:
     def answers(rows: torch.Tensor, label: str, seed: int) -> Completions:
         return completions(*[texts[label][row % 4] for row in range(len(rows))])
 
-    pairs, gold, _ = judged_pairs(
-        answers, CycleJudge(), 16, RewardConfig(learned=LearnedSettings(pairs=12, heldout_pairs=4, label_noise=0.0))
-    )
+    pairs = judged_pairs(answers, CycleJudge(), 16, FEW)
     assert pairs.first_wins.all()
-    table = pairs.table(gold)
+    table = pairs.table()
     assert table["ending_first"].tolist()[:4] == [0.0, 1.0, 2.0, 0.0]
     assert table["ending_second"].tolist()[:3] == [1.0, 2.0, 0.0]
-    swapped, _, _ = judged_pairs(
-        lambda rows, label, seed: answers(rows, {"first": "second", "second": "first"}[label], seed),
-        CycleJudge(),
-        16,
-        FEW,
-    )
-    assert not swapped.first_wins.any()
+    texts = {"first": texts["second"], "second": texts["first"]}
+    assert not judged_pairs(answers, CycleJudge(), 16, FEW).first_wins.any()
 
 
 def test_wins_ties_and_agreement_of_an_evaluation_follow_the_circle() -> None:
     gold, draws = np.array([0.0, 0.0]), np.array([[0.0, 0.0, 0.0, -2.0], [0.0, 0.0, 0.0, 2.0]])
     mine, theirs = np.array([0.0, 2.0]), np.array([[1.0, 1.0, 0.0, 2.0], [1.0, 1.0, 2.0, 0.0]])
     proxy, drawn = np.array([1.0, 1.0]), np.zeros((2, 4))
-    found = preferences(gold, draws, proxy, drawn, lead(mine[:, None], theirs))  # type: ignore[arg-type]
+    found = preferences(gold, draws, proxy, drawn, circle(mine[:, None], theirs))
     assert found["win"].tolist() == [0.875, 0.125]  # win, win, tie, win; loss, loss, tie, loss
     assert found["tie"].tolist() == [0.25, 0.25]
     assert found["decided"].tolist() == [3.0, 3.0]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
-from pipeline.rewards.collection import judged_rankings, split_prompts
+from pipeline.rewards.collection import gap, judged_rankings, split_prompts
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import RESPONSES
 from pipeline.rewards.settings import RewardConfig
@@ -44,25 +44,25 @@ def numbered(rows: Tensor, label: str, seed: int) -> Completions:
 
 def test_the_judge_ranks_answers_to_one_prompt() -> None:
     cfg = RewardConfig(learned=LearnedSettings(ranked=4, pairs=50, heldout_pairs=6, label_noise=0.0))
-    pairs, gold, temperature = judged_rankings(numbered, Points(), 12, cfg)
-    assert temperature == 0.0
+    pairs = judged_rankings(numbered, Points(), 12, cfg)
+    assert pairs.temperature == 0.0
     assert (pairs.train, len(pairs.first_wins)) == (8 * 6, 8 * 6 + 6)
-    ranked = pairs.to_learn()
+    ranked = pairs.ranked
     tokens = torch.stack([answers.query_responses for answers in ranked.answers], 1)  # (n, 4, 2)
     assert tokens.shape == (8, 4, 2)
     assert (tokens[:, 1:, 0] == tokens[:, :1, 0]).all(), "one prompt"
     assert (tokens[:, :-1, 1] > tokens[:, 1:, 1]).all(), "best first"
     assert ranked.order.tolist() == [[0, 1, 2, 3]] * 8
-    train, heldout = pairs.halves()
+    train, heldout = slice(pairs.train), slice(pairs.train, None)
     assert pairs.first_wins[train].all()
-    assert (gold.gap[train] > 0).all()
-    assert ((gold.gap > 0) == pairs.first_wins)[heldout].all()
+    assert (gap(pairs.gold)[train] > 0).all()
+    assert ((gap(pairs.gold) > 0) == pairs.first_wins)[heldout].all()
     assert 0 < int(pairs.first_wins[heldout].sum()) < 6, "either answer may be the better one"
     rows = split_prompts(12, cfg)
     assert [int(prompt) for prompt in pairs.first.prompts[heldout]] == rows[50:].tolist()
     assert not set(pairs.first.prompts[heldout]) & set(pairs.first.prompts[train])
-    assert gold.first.tolist() == [float(text) for text in pairs.first.texts]
-    assert gold.second.tolist() == [float(text) for text in pairs.second.texts]
+    assert pairs.gold["gold_first"].tolist() == [float(text) for text in pairs.first.texts]
+    assert pairs.gold["gold_second"].tolist() == [float(text) for text in pairs.second.texts]
     assert pairs.first.prompts == pairs.second.prompts
 
 

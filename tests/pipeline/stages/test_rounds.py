@@ -19,19 +19,19 @@ from pipeline.models.seeding import uniforms
 from pipeline.rewards.collection import TEMPERATURE, Collection, split_prompts
 from pipeline.rewards.learned import HEAD, family_of, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.rankings import Ranked, read_responses
+from pipeline.rewards.rankings import read_ranked
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.progress import TrialOutcome
-from pipeline.run.store import Artifact
 from pipeline.trial import plan_trial, run_trial
 
 CPU = torch.device("cpu")
 ROUND_KL = "objective/round_kl_per_token"
 TWO: dict[str, Any] = {"reward__learned__rounds": 2, "train__steps": 16}
 OPPOSED: dict[str, Any] = {
-    **TWO, "reward__learned__keep_pairs": "newest", "reward__against": "reference", "reward__opponents": 1
+    **TWO, "reward__learned__keep_pairs": "newest", "reward__against": "reference", "reward__opponents": 1,
+    "reward__kind": "composite", "reward__parts": {"good": {"kind": "learned"}},
 }  # fmt: skip
 
 
@@ -60,30 +60,15 @@ def content(root: Path, stages: tuple[str, ...]) -> dict[str, bytes]:
     }
 
 
-def artifact(stage: str, **meta: Any) -> Artifact:
-    return Artifact(stage, "key", Path("nowhere"), "digest", meta)
-
-
 def test_rounds_of_pairs_share_the_prompts_and_the_budget_of_one_round() -> None:
     cfg = RewardConfig(learned=LearnedSettings(pairs=12, heldout_pairs=4, rounds=3))
     rows = split_prompts(100, cfg)
-    last = {number: artifact("train", round={"number": number}) for number in (1, 2)}
-    parts = [Collection(1, 3), Collection.of(3, last[1], last[1]), Collection.of(3, last[2], last[2])]
+    parts = [Collection(number, 3) for number in (1, 2, 3)]
     drawn = [part.rows(rows, cfg) for part in parts]
-    assert [part.number for part in parts] == [1, 2, 3]
     assert torch.equal(torch.cat([rows_[:4] for rows_ in drawn]), rows[:12])
     assert all(torch.equal(rows_[4:], rows[12:]) for rows_ in drawn), "the same prompts are held out in every round"
     assert torch.equal(Collection().rows(rows, cfg.model_copy(update={"rounds": 1})), rows)
     assert [part.label("first") for part in parts] == ["first", "first, round 2", "first, round 3"]
-
-
-def test_an_annotator_is_as_exact_in_a_later_round_as_in_the_first() -> None:
-    cfg, spread = RewardConfig(learned=LearnedSettings(label_noise=0.5)), 3.0
-    assert Collection(1, 2).temperature(spread, cfg, "") == 1.5
-    earlier = artifact("reward", **{TEMPERATURE: 0.7, f"part/{TEMPERATURE}": 0.9, "round": {"number": 1}})
-    later = Collection.of(2, earlier, artifact("train", round={"number": 1}))
-    assert later.temperature(spread, cfg, "") == 0.7
-    assert later.temperature(spread, cfg, "part/") == 0.9
 
 
 def test_every_round_is_a_reward_and_a_training(outcome: TrialOutcome, smoke_layout: Layout) -> None:
@@ -119,9 +104,7 @@ def test_a_later_reward_learns_from_the_pairs_of_all_rounds(outcome: TrialOutcom
 def test_a_later_round_compares_answers_of_the_policy_trained_so_far(outcome: TrialOutcome) -> None:
     cfg, found = smoke(**TWO), outcome.artifacts
     data = PromptSet.load(found["prompts"], "train")
-    rows = Collection.of(2, found["reward-1"], found["train-1"]).rows(
-        split_prompts(len(data.texts), cfg.reward), cfg.reward
-    )
+    rows = Collection(2, 2).rows(split_prompts(len(data.texts), cfg.reward), cfg.reward)
     pairs = pd.read_parquet(found["reward"].path / "pairs.parquet")
     assert pairs["prompt"].tolist() == [data.texts[row] for row in rows.tolist()]
     for side in ("first", "second"):
@@ -138,10 +121,8 @@ def test_a_later_reward_is_the_reference_fitted_to_what_was_preferred_in_all_rou
     outcome: TrialOutcome, tmp_path: Path
 ) -> None:
     cfg, folder = smoke(**TWO).reward, outcome.artifacts["reward"].path
-    both = read_responses(folder, PromptSet.load(outcome.artifacts["prompts"], "train").token_ids["pad_id"])
+    ranked = read_ranked(folder, PromptSet.load(outcome.artifacts["prompts"], "train").token_ids["pad_id"], CPU)
     model = family_of("learned").new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
-    preferred, other = (both.take(slice(side, None, 2)) for side in (0, 1))
-    ranked = Ranked.of_pairs(preferred, other, torch.ones(256, dtype=torch.bool))
     train_reward_model(model, ranked, cfg, lambda *_: None)
     model.save(tmp_path)
     assert (tmp_path / HEAD).read_bytes() == (folder / HEAD).read_bytes()
@@ -149,8 +130,10 @@ def test_a_later_reward_is_the_reference_fitted_to_what_was_preferred_in_all_rou
 
 def test_a_reward_of_the_newest_pairs_forgets_the_others(opposed: TrialOutcome) -> None:
     one, two = (opposed.artifacts[stage] for stage in ("reward-1", "reward"))
-    assert (one.meta["train_pairs"], two.meta["train_pairs"]) == (128, 128)
-    responses = [pd.read_parquet(made.path / "pair_responses.parquet")["response"] for made in (one, two)]
+    assert (one.meta["good/train_pairs"], two.meta["good/train_pairs"]) == (128, 128)
+    assert one.meta[f"good/{TEMPERATURE}"] == two.meta[f"good/{TEMPERATURE}"] > 0
+    folders = [made.path / "parts" / "good" for made in (one, two)]
+    responses = [pd.read_parquet(folder / "pair_responses.parquet")["response"] for folder in folders]
     earlier, later = ([response.tolist() for response in column] for column in responses)
     assert len(earlier) == len(later) == 256
     assert earlier != later
