@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier_settings import ClassifierSettings, label_index
 
-Output = Literal["log_odds", "logit"]
 OFFSET = "reward_offset"
 """Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""
 UNBOUNDED = 10**6
@@ -31,7 +30,7 @@ class ClassifierReward:
     `MemoryFull`, and `UserError` for a tokenizer that is another model's.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, index: int, output: Output, room: Room) -> None:
+    def __init__(self, model: Any, tokenizer: Any, index: int, output: str, room: Room) -> None:
         self._model, self._tokenizer, self._index, self._output, self._room = model, tokenizer, index, output, room
         self.networks: Sequence[Any] = [model]
 
@@ -58,15 +57,9 @@ class ClassifierReward:
         with Precision.of(self._model.device).autocast():
             logits: Tensor = self._model(**inputs).logits.float().cpu()
         logits = logits + getattr(self._model.config, OFFSET, 0.0)
-        if self._model.config.problem_type == "multi_label_classification":  # the labels do not exclude each other
-            return logits[:, self._index]
-        match self._output:
-            case "logit":
-                return logits[:, self._index]
-            case "log_odds":
-                return log_odds(logits, self._index)
-            case _:
-                assert_never(self._output)
+        # Labels that do not exclude each other have a logit each, which is their log-odds.
+        alone = self._model.config.problem_type == "multi_label_classification"
+        return logits[:, self._index] if alone or self._output == "logit" else log_odds(logits, self._index)
 
 
 def log_odds(logits: Tensor, index: int) -> Tensor:

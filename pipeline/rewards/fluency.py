@@ -38,7 +38,7 @@ from torch import Tensor
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions, as_scores, guarded
 from pipeline.rewards.lexicon import LexiconReward
-from pipeline.rewards.ngrams import Floats, NGrams, found
+from pipeline.rewards.ngrams import Floats, NGrams
 from pipeline.run.layout import write_json
 
 WORDS = 4
@@ -59,7 +59,7 @@ def words_of(text: str, cut: int = 0) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Phrases:
-    """The known phrases, as ascending digests of 64 bits."""
+    """The known phrases, as different digests of 64 bits."""
 
     digests: NDArray[np.uint64]
 
@@ -75,7 +75,7 @@ class Phrases:
         [0.0, 1.0, 1.0, 0.75]
         """
         context = [*before][-(WORDS - 1) :]
-        _, known = found(self.digests, np.fromiter(_digests([*context, *words]), np.uint64))
+        known = np.isin(np.fromiter(_digests([*context, *words]), np.uint64), self.digests)
         covered, shares = np.zeros(len(context) + len(words), dtype=np.bool_), np.zeros(len(words))
         for place in range(len(words)):
             last = len(context) + place

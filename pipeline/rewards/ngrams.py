@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,15 +118,7 @@ def _trigrams(row: Ints, vocabulary: int) -> Ints:
     return (row[:-2] * vocabulary + row[1:-1]) * vocabulary + row[2:]
 
 
-def found(keys: NDArray[Any], wanted: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Where `wanted` keys stand among ascending ones, and which of them do, each (n,)."""
-    places = np.searchsorted(keys, wanted)
-    inside = places < len(keys)
-    places = np.where(inside, places, 0)
-    return places, inside & (keys[places] == wanted) if len(keys) else inside
-
-
 def _at(keys: Ints, values: Floats, wanted: Ints) -> Floats:
-    """The values of `wanted` keys (n,); 0 where a key is absent."""
-    places, known = found(keys, wanted)
-    return np.where(known, values[places], 0.0)
+    """The values of `wanted` keys (n,); 0 where a key is absent. `keys` ascend, and there is one."""
+    places = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return np.where(keys[places] == wanted, values[places], 0.0)

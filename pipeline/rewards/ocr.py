@@ -20,7 +20,7 @@ from torch import Tensor
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ocr_settings import OcrSettings
-from pipeline.rewards.reading import Reader, paddle_reader, plain, render, written
+from pipeline.rewards.reading import Reader, Reading, Written, paddle_reader, plain, render, written
 
 KEPT = 65_536
 """Scores that are kept in memory; then the memory is emptied."""
@@ -42,19 +42,16 @@ class OcrReward:
         different = dict.fromkeys(completions.texts)
         if len(self._known) + len(different) > KEPT:
             self._known.clear()
-        self._read([text for text in different if text not in self._known])
+        drawn = {text: written(text) for text in different if text not in self._known}
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            readings = pool.map(self._reader, [render(one, self._cfg) for one in drawn.values() if one.lines])
+            for text, one in drawn.items():
+                self._known[text] = _score(one, next(readings)) if one.lines else 0.0
         return as_scores([self._known[text] for text in completions.texts])
 
-    def _read(self, texts: Sequence[str]) -> None:
-        drawn = {text: written(text) for text in texts}
-        self._known |= {text: 0.0 for text, one in drawn.items() if not one.lines}
-        visible = {text: one for text, one in drawn.items() if one.lines}
-        images = (render(one, self._cfg) for one in visible.values())
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            readings = list(pool.map(self._reader, images))
-        for (text, one), reading in zip(visible.items(), readings, strict=True):
-            error = character_error_rate(one.text, plain(reading.text), one.cut)
-            self._known[text] = reading.confidence * (1.0 - error)
+
+def _score(drawn: Written, read: Reading) -> float:
+    return read.confidence * (1.0 - character_error_rate(drawn.text, plain(read.text), drawn.cut))
 
 
 def character_error_rate(correct: str, read: str, cut: int = 0) -> float:

@@ -29,6 +29,7 @@ from pydantic import BaseModel
 from pipeline.config.messages import unknown_key, validated
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
+from pipeline.faults import in_words
 from pipeline.named_files import is_file
 from pipeline.rewards.settings import ScorerConfig
 
@@ -79,7 +80,7 @@ def _class_of(key: str, kind: str, folder: str | None) -> type[Any]:
     try:
         found = importlib.import_module(module)
     except Exception as error:  # whatever the user's code raises
-        raise UserError(f"{key} = '{kind}': {file} could not be imported ({_words(error)})") from None
+        raise UserError(f"{key} = '{kind}': {file} could not be imported ({in_words(error)})") from None
     finally:
         sys.path.remove(place)
     if Path(found.__file__ or "").resolve() != file.resolve():
@@ -129,7 +130,7 @@ class OwnReward:
         try:
             self._score = own() if settings is None else own(settings)
         except Exception as error:  # whatever the user's code raises
-            raise UserError(f"{self._name}: could not be made ({_words(error)})") from None
+            raise UserError(f"{self._name}: could not be made ({in_words(error)})") from None
         self.networks: Sequence[Any] = tuple(getattr(self._score, "networks", ()))
 
     def __call__(self, completions: Completions) -> Tensor:
@@ -141,16 +142,10 @@ class OwnReward:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{self._name}: scoring failed ({_words(error)})") from None
+            raise UserError(f"{self._name}: scoring failed ({in_words(error)})") from None
         if scores.shape != (len(completions.texts),) or not bool(scores.isfinite().all()):
             raise UserError(
                 f"{self._name}: it must give a finite number for each of {len(completions.texts)} completions, and gave"
                 f" {scores.tolist()!r:.200}"
             )
         return scores
-
-
-def _words(error: BaseException) -> str:
-    """An exception in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import textwrap
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,11 +130,8 @@ class Reading:
     """Mean of the detector's confidence over the boxes; 0 where there are none."""
 
 
-class Reader(Protocol):
-    """Whatever reads an image."""
-
-    def __call__(self, image: NDArray[np.uint8]) -> Reading:
-        """Of grey levels (H, W)."""
+Reader = Callable[[NDArray[np.uint8]], Reading]
+"""Reads an image, grey levels (H, W)."""
 
 
 class PaddleReader:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
@@ -16,21 +15,6 @@ from pipeline.run.store import Artifact
 
 SAMPLES = "samples.parquet"
 Grid = NDArray[Any]
-
-
-def sample_table(proxy: Grid, lengths: Grid, ended: Grid, tokens: list[list[Grid]]) -> pd.DataFrame:
-    """Rows from grids (n, N), and the tokens of each draw of each prompt."""
-    n, draws = proxy.shape
-    return pd.DataFrame(
-        {
-            "prompt_id": np.repeat(np.arange(n), draws),
-            "draw": np.tile(np.arange(draws), n),
-            "proxy": proxy.ravel(),
-            "length": lengths.ravel(),
-            "eos": ended.ravel(),
-            "tokens": [drawn[prompt] for prompt in range(n) for drawn in tokens],
-        }
-    )
 
 
 def read_scores(values: Artifact) -> dict[str, Grid]:

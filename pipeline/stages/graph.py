@@ -9,10 +9,18 @@ from pipeline.resources.ledger import KEPT, raised_cap
 from pipeline.run.dag import Stage
 from pipeline.stages import sources
 
-HELDOUT = ("evaluate.prompts", "evaluate.first_prompt", "evaluate.seed")
-"""Which prompts are answered, and by which noise."""
 REFERENCE = ("adapter.quantize",)
 """What the reference is beside the SFT model."""
+JUDGED = (
+    "evaluate.prompts", "evaluate.first_prompt", "evaluate.seed", *REFERENCE, "gold", "train.response_length"
+)  # fmt: skip
+"""Which prompts are answered, by which noise and how far, and who judges."""
+CRITIC = (
+    *REFERENCE, "critic.kind", "critic.init", "critic.pretraining_steps", "critic.adapter", "critic.quantize",
+    "adapter.rank", "adapter.alpha", "algorithm.gamma", "train.response_length", "train.batch_size",
+    "train.missing_eos", "train.missing_eos_penalty", "train.overlong_share", "train.overlong_penalty",
+)  # fmt: skip
+"""What the critic that is trained before the policy is, and what it learns."""
 
 
 def _rounds(config: TrialConfig) -> int:
@@ -64,7 +72,7 @@ STAGES = (
     Stage(
         "reference",
         "pipeline.stages.reference:reference",
-        (*HELDOUT, *REFERENCE, "evaluate.reference_draws", "gold", "train.response_length"),
+        (*JUDGED, "evaluate.reference_draws"),
         kinds=_scorers,
         outside=sources.scorers,
         precision=sources.precision,
@@ -81,23 +89,7 @@ STAGES = (
     Stage(
         "critic",
         "pipeline.stages.critic:critic",
-        (
-            "critic.kind",
-            "critic.init",
-            "critic.pretraining_steps",
-            "critic.adapter",
-            "adapter.rank",
-            "adapter.alpha",
-            "critic.quantize",
-            *REFERENCE,
-            "algorithm.gamma",
-            "train.response_length",
-            "train.batch_size",
-            "train.missing_eos",
-            "train.missing_eos_penalty",
-            "train.overlong_share",
-            "train.overlong_penalty",
-        ),
+        CRITIC,
         only=lambda config: config.pretrains_critic,
         precision=sources.precision,
     ),
@@ -116,16 +108,7 @@ STAGES = (
     Stage(
         "evaluate",
         "pipeline.stages.evaluate:evaluate",
-        (
-            *HELDOUT,
-            *REFERENCE,
-            "evaluate.best_of",
-            "evaluate.sample_rows",
-            "evaluate.texts",
-            "sft.max_tokens",
-            "gold",
-            "train.response_length",
-        ),
+        (*JUDGED, "evaluate.best_of", "evaluate.sample_rows", "evaluate.texts", "sft.max_tokens"),
         kinds=_scorers,
         outside=sources.scorers,
         precision=sources.precision,

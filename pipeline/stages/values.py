@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from pipeline.config.trial import TrialConfig
@@ -20,7 +21,7 @@ from pipeline.models.precision import Precision
 from pipeline.models.process import bench
 from pipeline.models.seeding import uniforms
 from pipeline.rewards.base import sampled
-from pipeline.rewards.scored_samples import SAMPLES, Grid, sample_table
+from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
@@ -38,8 +39,7 @@ def values(
         model, proxy = freeze(load_reference(sft, cfg.adapter.quantize, device)), reward_of(reward, device, room)
         meter([model, *proxy.networks], ledger.work)
         n = len(data.texts)
-        grids: dict[str, list[Grid]] = {"proxy": [], "length": [], "eos": []}
-        tokens: list[list[Grid]] = []
+        tables = []
         for draw in range(count):
             reporter.progress("values", draw * n, count * n, "sampling and scoring")
             # Noise of its own, so that a draw does not depend on how many there are.
@@ -49,12 +49,19 @@ def values(
             with ledger.timed("score"), torch.no_grad(), Precision.of(device).autocast():
                 scores, episodes = proxy.explained(drawn)[0], drawn.episodes
             lengths, responses = episodes.lengths.cpu().numpy(), episodes.responses.cpu().numpy().astype(np.int32)
-            for name, column in (("proxy", scores.numpy()), ("length", lengths), ("eos", episodes.ended.cpu().numpy())):
-                grids[name].append(column)
-            tokens.append([response[:length] for response, length in zip(responses, lengths, strict=True)])
-        proxies, lengths, ended = (np.stack(columns, axis=1) for columns in grids.values())
-        sample_table(proxies, lengths, ended, tokens).to_parquet(out / SAMPLES, index=False)
-        ledger.generated_tokens = int(lengths.sum())
+            columns = {
+                "prompt_id": range(n),
+                "draw": draw,
+                "proxy": scores.numpy(),
+                "length": lengths,
+                "eos": episodes.ended.cpu().numpy(),
+                "tokens": [response[:length] for response, length in zip(responses, lengths, strict=True)],
+            }
+            tables.append(pd.DataFrame(columns))
+        table = pd.concat(tables).sort_values(["prompt_id", "draw"], ignore_index=True)
+        table.to_parquet(out / SAMPLES, index=False)
+        proxies = table["proxy"].to_numpy().reshape(n, count)
+        ledger.generated_tokens = int(table["length"].sum())
         summary = {
             "prompts": n,
             "samples_per_prompt": count,
@@ -62,8 +69,8 @@ def values(
             "proxy": float(proxies.mean()),
             "proxy_std": float(proxies.std()),
             "proxy_std_within_prompts": float(proxies.std(axis=1).mean()),
-            "length": float(lengths.mean()),
-            "eos_rate": float(ended.mean()),
+            "length": float(table["length"].mean()),
+            "eos_rate": float(table["eos"].mean()),
         }
         write_json(out / "summary.json", summary)
         note = f"{count} samples of each of {n} training prompts, proxy {summary['proxy']:.3f}"

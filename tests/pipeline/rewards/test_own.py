@@ -179,7 +179,7 @@ def test_scores_are_one_finite_number_a_text(folder: Path) -> None:
         with pytest.raises(UserError) as error:
             scorer("mine:Wrong")(texts(text))
         assert str(error.value) == f"reward.kind = 'mine:Wrong': {says}"
-    with pytest.raises(UserError, match=r"'mine:Broken': could not be made \(RuntimeError: no such file\)$"):
+    with pytest.raises(UserError, match=r"'mine:Broken': could not be made \(RuntimeError: no such\)$"):
         scorer("mine:Broken")
 
 
