@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinynets
 import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification, BertForMaskedLM, BertModel
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
@@ -17,7 +17,7 @@ from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
-from pipeline.rewards.classifier_settings import ClassifierSettings, label_index
+from pipeline.rewards.classifier_settings import ClassifierSettings
 from pipeline.stages.sources import check_sources
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
@@ -32,33 +32,17 @@ def completions(texts: list[str]) -> Completions:
 
 def network(kind: str, **keys: Any) -> Any:
     """A random classifier of a few thousand weights."""
-    import transformers as t
-
     torch.manual_seed(0)
-    common = {
-        "vocab_size": 300,
-        "pad_token_id": None if kind == "gpt2" else 0,
-        "num_labels": 2,
-        "id2label": {0: "BAD", 1: "GOOD"},
-    }
-    small = {
+    sizes: dict[str, Any] = {
         "hidden_size": 16,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
         "intermediate_size": 32,
-        "max_position_embeddings": 64,
     }
-    configs: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-        "bert": (t.BertConfig, t.BertForSequenceClassification, small),
-        "roberta": (t.RobertaConfig, t.RobertaForSequenceClassification, small),
-        "gpt2": (
-            t.GPT2Config,
-            t.GPT2ForSequenceClassification,
-            {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
-        ),
-    }
-    config, model, sizes = configs[kind]
-    return model(config(**{**common, **sizes, **keys})).eval()
+    sizes |= {"max_position_embeddings": 64, "pad_token_id": None if kind == "gpt2" else 0}
+    labels = {"num_labels": 2, "id2label": {0: "BAD", 1: "GOOD"}}
+    config = AutoConfig.for_model(kind, **{"vocab_size": 300, **sizes, **labels, **keys})
+    return AutoModelForSequenceClassification.from_config(config).eval()
 
 
 def save(model: Any, folder: Path) -> str:
@@ -124,46 +108,24 @@ def test_log_odds_by_hand() -> None:
     logits = torch.log(torch.tensor([[0.2, 0.5, 0.3]]))
     assert log_odds(logits, 1).item() == pytest.approx(0.0, abs=1e-6)
     assert log_odds(logits + 7, 0).item() == pytest.approx(-1.386294, abs=1e-5)
-    assert label_index({0: "a", 1: "b"}, "b", "x.label") == 1
 
 
-def test_what_is_no_classifier_or_not_safe_is_refused(tmp_path: Path) -> None:
-    import transformers as t
-
-    config = t.BertConfig(
-        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    headless = save(t.BertModel(config), tmp_path / "headless")
+def test_what_is_no_classifier_is_refused(tmp_path: Path) -> None:
+    headless = save(BertModel(network("bert").config), tmp_path)
     with pytest.raises(UserError, match=r"is no sequence classifier: its files lack classifier\.bias"):
         load(headless)
-    pickled = Path(save(network("bert"), tmp_path / "pickled"))
-    torch.save({}, pickled / "pytorch_model.bin")
-    (pickled / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match="could not be loaded as a sequence classifier"):
-        load(str(pickled))
-    foreign = Path(save(network("bert"), tmp_path / "foreign"))
-    content = json.loads((foreign / "config.json").read_text())
-    content |= {
-        "model_type": "unheard-of",
-        "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForSequenceClassification": "evil.Evil"},
-    }
-    (foreign / "config.json").write_text(json.dumps(content))
-    (foreign / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nclass Evil: pass\n")
-    with pytest.raises(UserError) as error:
-        load(str(foreign))
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "executed").exists()
+        load(headless)
 
 
 def test_a_wrong_label_or_another_kind_of_model_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    import transformers as t
-
     def planned(label: str, model: str) -> None:
         settings = {"judge.kind": "classifier", "judge.classifier.model": model, "judge.classifier.label": label}
         check_sources(load_config("smoke", settings), ["evaluate"])
 
     bert = network("bert")
-    folder, other = save(bert, tmp_path / "judge"), save(t.BertForMaskedLM(bert.config), tmp_path / "other")
+    folder, other = save(bert, tmp_path / "judge"), save(BertForMaskedLM(bert.config), tmp_path / "other")
     planned("GOOD", folder)
     with pytest.raises(UserError, match=r"^judge.classifier.label = 'good': the model's labels are BAD, GOOD"):
         planned("good", folder)

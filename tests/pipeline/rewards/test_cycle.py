@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tinynets
 import torch
 
-from pipeline.data.semantics import circle
-from pipeline.evaluation.heldout import preferences
 from pipeline.rewards import collection
 from pipeline.rewards.base import Completions
 from pipeline.rewards.collection import judged, judged_pairs, spread
-from pipeline.rewards.grammar import CycleJudge, GrammarJudge, endings_of
+from pipeline.rewards.grammar import CycleJudge
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.settings import RewardConfig
 
@@ -36,14 +33,6 @@ def test_sound_texts_go_in_a_circle_and_faults_always_lose() -> None:
     assert gap(STRONG, "The plot was superb.") == 0
     for text in (STRONG, MILD, ADVICE):
         assert gap(text, FAULTY) > 0 > gap(FAULTY, text)
-
-
-def test_a_judge_without_endings_decides_by_its_points_alone() -> None:
-    judge, batch = GrammarJudge(), completions(STRONG, MILD, ADVICE)
-    assert endings_of(judge, batch) is None
-    gold = judged(judge, batch, completions(MILD, ADVICE, STRONG))
-    assert list(gold) == ["gold_first", "gold_second"]
-    assert torch.equal(collection.gap(gold), gold["gold_first"] - gold["gold_second"])
 
 
 def test_the_scale_of_a_judge() -> None:
@@ -74,17 +63,3 @@ def test_labels_follow_the_circle() -> None:
     assert table["ending_second"].tolist()[:3] == [1.0, 2.0, 0.0]
     texts = {"first": texts["second"], "second": texts["first"]}
     assert not judged_pairs(answers, CycleJudge(), 16, FEW).first_wins.any()
-
-
-def test_wins_ties_and_agreement_of_an_evaluation_follow_the_circle() -> None:
-    gold, draws = np.array([0.0, 0.0]), np.array([[0.0, 0.0, 0.0, -2.0], [0.0, 0.0, 0.0, 2.0]])
-    mine, theirs = np.array([0.0, 2.0]), np.array([[1.0, 1.0, 0.0, 2.0], [1.0, 1.0, 2.0, 0.0]])
-    proxy, drawn = np.array([1.0, 1.0]), np.zeros((2, 4))
-    found = preferences(gold, draws, proxy, drawn, circle(mine[:, None], theirs))
-    assert found["win"].tolist() == [0.875, 0.125]  # win, win, tie, win; loss, loss, tie, loss
-    assert found["tie"].tolist() == [0.25, 0.25]
-    assert found["decided"].tolist() == [3.0, 3.0]
-    assert found["agree"].tolist() == [3.0, 0.0]
-    plain = preferences(gold, draws, proxy, drawn)
-    assert plain["win"].tolist() == [0.625, 0.375]
-    assert plain["tie"].tolist() == [0.75, 0.75]

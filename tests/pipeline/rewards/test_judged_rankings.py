@@ -85,38 +85,26 @@ def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(ran
     assert "accuracy_gold" in reward.meta
 
 
-def write(path: Path, n: int = 60, **changes: Any) -> Path:
-    row = {"completions": [" was good.", " was fine.", " was bad."], "ranks": [1, 2, 3], **changes}
-    path.write_text("".join(json.dumps({"prompt": f"Film {i}", **row}) + "\n" for i in range(n)))
-    return path
-
-
-def test_a_file_of_rankings(tmp_path: Path, smoke_layout: Layout) -> None:
-    path = write(tmp_path / "rankings.jsonl")
-    changes = {"reward__preferences": str(path), "reward__learned__ranked": 3, "reward__learned__heldout_pairs": 15}
-    reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
-    assert (reward.meta["train_rankings"], reward.meta["train_pairs"], reward.meta["heldout_pairs"]) == (54, 162, 15)
-    table = pd.read_parquet(reward.path / "pairs.parquet")
-    shown = set(zip(table["first"], table["second"], strict=True))
-    good, fine, bad = " was good.", " was fine.", " was bad."
-    assert shown == {(good, fine), (good, bad), (fine, bad)}
-    held = table[table["heldout"]]
-    assert held.groupby("prompt").size().tolist() == [3] * 5
-    assert not set(held["prompt"]) & set(table[~table["heldout"]]["prompt"])
-
-
-def test_comparisons_of_one_ranking_without_a_prompt_are_no_independent_evidence(
-    tmp_path: Path, smoke_layout: Layout
-) -> None:
-    path, words = tmp_path / "rankings.jsonl", ("good", "fine", "bad")
-    rows = [{"prompt": "", "completions": [f"It was {w} {i}." for w in words], "ranks": [1, 2, 3]} for i in range(60)]
+@pytest.mark.parametrize("prompts", [True, False])
+def test_a_file_of_rankings(tmp_path: Path, smoke_layout: Layout, prompts: bool) -> None:
+    """Comparisons of one ranking are no independent evidence, with a prompt or without."""
+    words, path = ("good", "fine", "bad"), tmp_path / "rankings.jsonl"
+    rows = [
+        {"prompt": f"Film {i}", "completions": [f" was {word}." for word in words], "ranks": [1, 2, 3]}
+        if prompts
+        else {"prompt": "", "completions": [f"It was {word} {i}." for word in words], "ranks": [1, 2, 3]}
+        for i in range(60)
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {
-        "reward__preferences": str(path),
-        "reward__learned__ranked": 3,
-        "reward__learned__heldout_pairs": 15,
-        "reward__learned__pairs": 30,
-    }
-    reward = run_trial(smoke(**changes), smoke_layout, Recorder(), until="reward").artifacts["reward"]
+    changes = {"preferences": str(path), "learned__ranked": 3, "learned__heldout_pairs": 15, "learned__pairs": 30}
+    config = smoke(**{f"reward__{key}": value for key, value in changes.items()})
+    reward = run_trial(config, smoke_layout, Recorder(), until="reward").artifacts["reward"]
     assert (reward.meta["heldout_pairs"], reward.meta["heldout_prompts"]) == (15, 5)
     assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (10, 30), "30 pairs are asked for, of 162"
+    if prompts:
+        table = pd.read_parquet(reward.path / "pairs.parquet")
+        good, fine, bad = " was good.", " was fine.", " was bad."
+        shown = set(zip(table["first"], table["second"], strict=True))
+        assert shown == {(good, fine), (good, bad), (fine, bad)}
+        assert table[table["heldout"]].groupby("prompt").size().tolist() == [3] * 5
+        assert table["gold_first"].isna().tolist() == (~table["heldout"]).tolist(), "no judge is asked to train"

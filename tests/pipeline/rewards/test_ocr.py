@@ -18,7 +18,7 @@ from pipeline.errors import UserError
 from pipeline.resources import packages
 from pipeline.rewards import ocr
 from pipeline.rewards.base import Completions
-from pipeline.rewards.ocr import OcrReward, character_error_rate, distance
+from pipeline.rewards.ocr import OcrReward, character_error_rate
 from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.rewards.reading import (
     UNPRINTABLE,
@@ -56,32 +56,36 @@ class Says:
         return Reading(self.text, self.confidence)
 
 
-def says(text: str, confidence: float = 1.0, **settings: Any) -> tuple[OcrReward, Says]:
+def says(text: str, confidence: float = 1.0) -> tuple[OcrReward, Says]:
     reader = Says(text, confidence)
-    return OcrReward(OcrSettings(**settings), reader), reader
+    return OcrReward(OcrSettings(), reader), reader
 
 
 def rendered(text: str, **settings: Any) -> NDArray[np.uint8]:
     return render(written(text), OcrSettings(**settings))
 
 
-def test_distance_and_error_rate_by_hand() -> None:
-    assert [distance("film", other) for other in ("film", "fi1m", "flm", "fiilm", "", "mlif")] == [0, 1, 1, 1, 4, 4]
-    assert distance("kitten", "sitting") == distance("sitting", "kitten") == 3
-    assert character_error_rate("film", "fi1m") == 0.25
-    assert character_error_rate("film", "something else") == 1.0, "never above 1"
-    assert character_error_rate("film", "film", cut=4) == 0.5
-    assert character_error_rate("film", "fi1m", cut=6) == pytest.approx(0.7)
+@pytest.mark.parametrize(
+    ("written", "read", "cut", "error"),
+    [
+        ("film", "film", 0, 0),
+        ("film", "fi1m", 0, 1 / 4),
+        ("film", "flm", 0, 1 / 4),
+        ("film", "fiilm", 0, 1 / 4),
+        ("film", "mlif", 0, 1),
+        ("kitten", "sitting", 0, 3 / 6),
+        ("film", "something else", 0, 1),
+        ("film", "film", 4, 4 / 8),
+        ("film", "fi1m", 6, 7 / 10),
+    ],
+)
+def test_error_rates_by_hand(written: str, read: str, cut: int, error: float) -> None:
+    assert character_error_rate(written, read, cut) == pytest.approx(error)
 
 
 def test_the_score_is_confidence_times_what_was_read_right() -> None:
     reward, _ = says("fi1m", confidence=0.8)
     assert reward(completions([" film"])).tolist() == pytest.approx([0.8 * 0.75])
-    for confidence in (0.2, 0.9):
-        assert float(says("film", confidence)[0](completions(["film"]))) > float(
-            says("fi1m", confidence)[0](completions(["film"]))
-        )
-    assert float(says("fi1m", 0.9)[0](completions(["film"]))) > float(says("fi1m", 0.2)[0](completions(["film"])))
     assert says("film", confidence=0.0)[0](completions(["film"])).tolist() == [0.0]
 
 
@@ -100,9 +104,6 @@ def test_a_text_is_wrapped_and_cut() -> None:
     assert written("well-made", 8, 100).lines == ("well-mad", "e"), "no break after a hyphen, which would add a space"
     assert written("a good film", 48, 8) == Written(("a good f",), 3)
     assert written("a good film", 48, 7) == Written(("a good",), 5), "no space at the end"
-    long = written("word " * 1000, 48, 480)
-    assert len(long.text) + long.cut == len(plain("word " * 1000))
-    assert max(map(len, long.lines)) <= 48
 
 
 def test_texts_that_are_empty_long_or_unprintable_have_a_score() -> None:
@@ -113,19 +114,15 @@ def test_texts_that_are_empty_long_or_unprintable_have_a_score() -> None:
     assert float(long(completions(["word " * 384]))) == pytest.approx(479 / 1919), "three quarters are not drawn"
     unprintable, _ = says("aXb")
     assert float(unprintable(completions(["a\x07b"]))) == pytest.approx(2 / 3), "a control character is an error"
-    lines, reader = says("a b")
+    lines, _ = says("a b")
     assert lines(completions(["a\nb", "a b", "\na  b "])).tolist() == [1.0, 1.0, 1.0]
-    assert len({image.tobytes() for image in reader.seen}) == 1
-    for strange in ("中文 🙂", "привет", "\x00", "\ud800", "x" * 5000, "\u202eabc", "a" * 47 + " 中" * 300):
-        assert 0.0 <= float(says("x")[0](completions([strange]))) <= 1.0
+    strange = ["中文 🙂", "\ud800", "x" * 5000, "\u202eabc", "a" * 47 + " 中" * 300]
+    assert all(0.0 <= score <= 1.0 for score in says("x")[0](completions(strange)).tolist())
 
 
 def test_an_image_depends_on_the_text_and_the_settings_alone() -> None:
-    degraded = {"blur": 1.0, "noise": 20.0, "rotation": 2.0}
-    first = rendered(REVIEW, **degraded)
-    rendered("another", **degraded)
-    assert np.array_equal(rendered(REVIEW, **degraded), first)
-    assert rendered("one", noise=20.0).shape == rendered("eno", noise=20.0).shape
+    first, _, again = (render(written(text), DEGRADED) for text in (REVIEW, "another", REVIEW))
+    assert np.array_equal(again, first)
     noise = [rendered(text, noise=20.0).astype(int) - rendered(text) for text in ("one", "eno")]
     assert not np.array_equal(noise[0][:4], noise[1][:4]), "each text has noise of its own"
 
@@ -186,9 +183,6 @@ def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(UserError, match=said):
         paddle_reader("reward")
     check_sources(load_config("smoke", OCR), ["sft"])
-    part = {"reward.kind": "composite", "reward.parts": {"legible": {"kind": "ocr"}, "good": {"kind": "learned"}}}
-    with pytest.raises(UserError, match=r"^reward\.parts\.legible\.kind = 'ocr': not installed"):
-        check_sources(load_config("smoke", part), ["train"])
     with pytest.raises(UserError, match=r"^judge\.kind = 'ocr': not installed"):
         check_sources(load_config("smoke", {"judge.kind": "ocr"}), ["evaluate"])
 

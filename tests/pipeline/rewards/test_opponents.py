@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke
+from tinynets import completions
 
 from pipeline.data.prompt_set import PromptSet
 from pipeline.data.semantics import circle, ending, judge
@@ -19,8 +20,8 @@ from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
-from pipeline.rewards.base import Completions
-from pipeline.rewards.opponents import OPPONENTS, read_opponents, save_opponents, tables
+from pipeline.rewards.base import Completions, as_scores
+from pipeline.rewards.opponents import OPPONENTS, Against, less_mean, read_opponents, save_opponents
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
@@ -114,18 +115,20 @@ def test_the_trial_pays_for_its_opponents(outcome: TrialOutcome, kept: pd.DataFr
         assert outcome.cost[key] == pytest.approx(training[key] + own[key])
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    prompts = ["one", "two", "three"]
-    numbers = {"good": torch.randn(3, 2, generator=generator), "wide": torch.randn(3, 2, 5, generator=generator)}
-    ones = torch.ones(3, 1, dtype=torch.bool)
-    episodes = Episodes(torch.zeros(3, 2, dtype=torch.long), ones, ones, ones.squeeze(1))
-    drawn = [Completions(episodes, prompts, [f"{draw}{row}" for row in range(3)]) for draw in range(2)]
-    save_opponents(tmp_path, drawn, numbers)
-    frame = pd.read_parquet(tmp_path / OPPONENTS)
-    assert frame["completion"].tolist() == ["00", "10", "01", "11", "02", "12"]
-    found, expected = read_opponents(tmp_path), tables(prompts, numbers)
-    for part, table in expected.items():
-        assert found[part].keys() == table.keys()
-        for prompt in prompts:
-            assert torch.equal(found[part][prompt], table[prompt])
+class Length:
+    networks = ("a network",)
+
+    def __call__(self, completions: Completions) -> torch.Tensor:
+        return as_scores([len(text) for text in completions.texts])
+
+
+def test_a_score_less_the_mean_of_the_opponents_of_its_prompt(tmp_path: Path) -> None:
+    drawn = [completions(("one", texts[0]), ("two", texts[1])) for texts in (("a", "b"), ("aaa", "bbbbb"))]
+    numbers = torch.stack([Length()(one) for one in drawn], dim=1)
+    save_opponents(tmp_path, drawn, {"part": numbers})
+    assert pd.read_parquet(tmp_path / OPPONENTS)["completion"].tolist() == ["a", "aaa", "b", "bbbbb"]
+    reward = Against(Length(), less_mean, read_opponents(tmp_path)["part"])
+    rows = [("two", "aaaa"), ("one", "aaaa"), ("two", ""), ("one", "a")]
+    assert reward(completions(*rows)).tolist() == [1, 2, -3, -1]
+    assert reward(completions(*rows[::-1])).tolist() == [-1, -3, 2, 1]
+    assert reward.networks == ("a network",)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import Recorder
+from tinynets import completions
 
-from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes
 from pipeline.rewards import own
 from pipeline.rewards.base import Completions
 from pipeline.rewards.scorers import ready
@@ -62,15 +61,11 @@ class Odd:
         return []
 
 
-class Broken:
-    def __init__(self):
-        raise RuntimeError("no such\\nfile")
-
-    def __call__(self, completions):
-        return []
-
-
 class Wrong:
+    def __init__(self):
+        if Path(__file__).with_name("broken").exists():
+            raise RuntimeError("no such\\nfile")
+
     def __call__(self, completions):
         if "raise" in completions.texts:
             raise KeyError("x")
@@ -103,8 +98,7 @@ def write(folder: Path, short: str = SHORT) -> Path:
 
 
 def texts(*given: str) -> Completions:
-    ones = torch.ones(len(given), 1, dtype=torch.bool)
-    return Completions(Episodes(torch.zeros(len(given), 2).long(), ones, ones, ones[:, 0]), [""] * len(given), given)
+    return completions(*(("", text) for text in given))
 
 
 def scorer(kind: str, **settings: Any) -> Callable[[Completions], torch.Tensor]:
@@ -118,6 +112,7 @@ def test_a_trial_is_trained_on_a_class_of_the_users_own_and_judged_by_another(
     config = next(cell.config for cell in cells(study) if cell.arm == "short")
     assert config.runtime.code == str(folder)
     planned = {one.stage: one.key for one in plan_trial(config, smoke_layout)}
+    check_sources(config, ["reward"])
     assert not (folder / "imported").exists(), "a plan imports nothing"
     outcome = run_trial(config, smoke_layout, Recorder())
     assert outcome.status == "complete"
@@ -126,6 +121,9 @@ def test_a_trial_is_trained_on_a_class_of_the_users_own_and_judged_by_another(
     check_own(study, {cell.arm: cell.config for cell in cells(study)})
     digests = own_digests([config])
     assert digests.keys() == {"mine:Short", "mine:Words"}
+    (folder / "mine.py").rename(folder / "away.py")
+    with pytest.raises(UserError, match=r"judge\.kind = 'mine:Words': there is no module 'mine'; searched"):
+        check_sources(config, ["reward"])
     (folder / "mine.py").write_text(MODULE + "\n\nX = 1\n")
     assert own_digests([config]) != digests
     changed = {one.stage: one.key for one in plan_trial(config, smoke_layout)}
@@ -162,12 +160,6 @@ def test_a_class_that_does_not_fit_is_one_line_with_the_place_in_the_study(folde
     assert "\n" not in str(error.value)
 
 
-def test_an_absent_module_is_found_before_a_trial_starts(folder: Path) -> None:
-    changes = {"reward.kind": "absent:Short", "runtime.code": str(folder)}
-    with pytest.raises(UserError, match=r"reward\.kind = 'absent:Short': there is no module 'absent'; searched"):
-        check_sources(load_config("smoke", changes), ["reward"])
-
-
 def test_scores_are_one_finite_number_a_text(folder: Path) -> None:
     own.search_in(str(folder))
     assert scorer("mine:Short", longest=3)(texts("abc", "a")).tolist() == [0.0, -2.0]
@@ -179,8 +171,9 @@ def test_scores_are_one_finite_number_a_text(folder: Path) -> None:
         with pytest.raises(UserError) as error:
             scorer("mine:Wrong")(texts(text))
         assert str(error.value) == f"reward.kind = 'mine:Wrong': {says}"
-    with pytest.raises(UserError, match=r"'mine:Broken': could not be made \(RuntimeError: no such\)$"):
-        scorer("mine:Broken")
+    (folder / "broken").touch()
+    with pytest.raises(UserError, match=r"'mine:Wrong': could not be made \(RuntimeError: no such\)$"):
+        scorer("mine:Wrong")
 
 
 def test_modules_are_found_in_packages_and_on_pythonpath_and_are_not_mistaken(
@@ -189,12 +182,12 @@ def test_modules_are_found_in_packages_and_on_pythonpath_and_are_not_mistaken(
     package = tmp_path / "elsewhere" / "my_package"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "rewards.py").write_text("class Mine:\n    def __call__(self, completions):\n        return [1.0]\n")
+    for file in (package / "rewards.py", folder / "json.py"):
+        file.write_text("class Mine:\n    def __call__(self, completions):\n        return [1.0]\n")
     assert own.file_of("my_package.rewards:Mine", None) is None
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     assert own.file_of("my_package.rewards:Mine", None) == package / "rewards.py"
     assert scorer("my_package.rewards:Mine")(texts("a")).tolist() == [1.0]
-    (folder / "json.py").write_text("class Mine:\n    def __call__(self, completions):\n        return [1.0]\n")
     own.search_in(str(folder))
     with pytest.raises(UserError, match=r"'json' is already the name of .*; rename .*json\.py"):
         scorer("json:Mine")

@@ -66,12 +66,9 @@ def test_losses_by_hand() -> None:
     assert plackett_luce_loss(scores).item() == pytest.approx(whole / 2, rel=1e-6)
     pairs = [math.log(1 + math.exp(-gap)) for gap in (1, 2, 1)]
     assert LOSSES["all_pairs"](scores).item() == pytest.approx(sum(pairs) / 3, rel=1e-6)
-
-
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_a_ranking_of_two_is_a_pair(loss: Any) -> None:
-    scores = randoms(16, 2)
-    assert loss(scores).item() == pytest.approx(bradley_terry_loss(scores[:, 0], scores[:, 1]).item(), rel=1e-6)
+    two = randoms(16, 2)
+    wanted = bradley_terry_loss(two[:, 0], two[:, 1]).item()
+    assert [loss(two).item() for loss in LOSSES.values()] == pytest.approx([wanted] * 2, rel=1e-6), "two are a pair"
 
 
 def test_plackett_luce_is_a_distribution_over_orders() -> None:
@@ -96,8 +93,8 @@ def test_pairs_are_rankings_and_embeddings_are_put_in_order_as_scores_are() -> N
     assert torch.equal(in_order(numbers[..., 0], order), wanted[..., 0])
 
 
-def rankings(n: int = 128, k: int = 4) -> tuple[Ranked, Tensor]:
-    """Answers with more and fewer high tokens, of several lengths, in the order of their number; and that number."""
+def rankings(n: int, k: int = 4) -> Ranked:
+    """Answers with more and fewer high tokens, of several lengths, in the order of their number."""
     generator = torch.Generator().manual_seed(0)
     answers, counts = list[Episodes](), list[Tensor]()
     for place in range(k):
@@ -106,18 +103,15 @@ def rankings(n: int = 128, k: int = 4) -> tuple[Ranked, Tensor]:
         columns = torch.ones(n, 2, dtype=torch.bool), response_mask(lengths, 4 + place), torch.ones(n).bool()
         answers.append(Episodes(tokens, *columns))
         counts.append((tokens[:, 2:] > 10).sum(1))
-    points = torch.stack(counts, 1).float()
-    return Ranked(answers, best_first(points, 0.0, uniform(n, k))), points
+    return Ranked(answers, best_first(torch.stack(counts, 1).float(), 0.0, uniform(n, k)))
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_gradients_are_those_of_all_rankings_however_few_fit(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
-    ranked, _ = rankings(12)
-
     def fitted() -> Tensor:
         model = new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU)
         cfg = RewardConfig(learned=LearnedSettings(ranked=4, epochs=2, batch_size=36, lr=1e-2))
-        train_reward_model(model, ranked, cfg, lambda *_: None, loss_of=loss)
+        train_reward_model(model, rankings(12), cfg, lambda *_: None, loss_of=loss)
         # A shift of all scores changes no loss: the bias has no gradient but rounding, which Adam would magnify.
         named = [(name, weight.detach().flatten()) for name, weight in model.named_parameters()]
         return torch.cat([weight for name, weight in named if name != "head.bias"])

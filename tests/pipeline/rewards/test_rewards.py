@@ -14,7 +14,6 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
 from pipeline.rewards.collection import accuracy, prefer, split_prompts
-from pipeline.rewards.grammar import GrammarJudge
 from pipeline.rewards.learned import (
     LearnedReward,
     RewardModel,
@@ -25,14 +24,6 @@ from pipeline.rewards.learned import (
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import Ranked
 from pipeline.rewards.settings import RewardConfig
-
-
-def test_the_grammar_judge_reads_prompt_and_completion_as_one_text() -> None:
-    scores = GrammarJudge()(
-        completions(("The acting was", " absolutely superb."), ("The acting was", " not good."), ("The", " blah"))
-    )
-    assert scores[0] > 0 > scores[1]
-    assert scores[2] < 0
 
 
 def test_calibration_gives_mean_0_and_std_1_on_the_reference() -> None:
@@ -58,18 +49,13 @@ def test_the_noisy_annotator() -> None:
     assert prefer(gap, torch.zeros(5), 1.0, noise).tolist() == [True, False, True, True, False]
     assert prefer(gap, torch.zeros(5), 0.0, noise).tolist() == [True, True, False, True, False]
     many = torch.linspace(0, 1, 10_001)[:-1]
-    assert prefer(torch.full((10_000,), 2.0), torch.zeros(10_000), 2.0, many).float().mean().item() == pytest.approx(
-        0.7311, abs=1e-3
-    )
+    wins = prefer(torch.full((10_000,), 2.0), torch.zeros(10_000), 2.0, many)
+    assert wins.float().mean().item() == pytest.approx(0.7311, abs=1e-3)
 
 
 def test_accuracy_leaves_ties_out_where_there_is_nothing_to_agree_on() -> None:
-    found = accuracy(
-        torch.tensor([1.0, -1.0, 1.0]),
-        torch.tensor([2.0, 2.0, 0.0]),
-        torch.tensor([True, True, False]),
-        ["a", "b", "c"],
-    )
+    margin, gap = torch.tensor([1.0, -1.0, 1.0]), torch.tensor([2.0, 2.0, 0.0])
+    found = accuracy(margin, gap, torch.tensor([True, True, False]), ["a", "b", "c"])
     assert found["accuracy_gold"] == pytest.approx(0.5)
     assert found["accuracy"] == pytest.approx(1 / 3)
     assert found["label_agreement"] == pytest.approx(1.0)
@@ -89,9 +75,7 @@ def test_pairs_of_one_prompt_count_as_one_piece_of_evidence() -> None:
     assert [nothing[f"accuracy_gold{end}"] for end in ("", "_low", "_high")] == [0.5, 0.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("prompts", "pairs", "heldout"), [(4096, 8192, 512), (256, 256, 64), (2, 8, 8), (3, 1, 100), (100, 10, 1)]
-)
+@pytest.mark.parametrize(("prompts", "pairs", "heldout"), [(256, 256, 64), (2, 8, 8), (3, 1, 100), (100, 10, 1)])
 def test_heldout_pairs_have_prompts_of_their_own(prompts: int, pairs: int, heldout: int) -> None:
     rows = split_prompts(prompts, RewardConfig(learned=LearnedSettings(pairs=pairs, heldout_pairs=heldout))).tolist()
     train, kept = set(rows[:pairs]), set(rows[pairs:])
@@ -101,24 +85,20 @@ def test_heldout_pairs_have_prompts_of_their_own(prompts: int, pairs: int, heldo
     assert min(train) == 0
 
 
-def episodes(tokens: Tensor, lengths: Tensor) -> Episodes:
-    n = len(tokens)
-    return Episodes(
-        tokens,
-        torch.ones(n, 2, dtype=torch.bool),
-        response_mask(lengths, tokens.shape[1] - 2),
-        torch.ones(n, dtype=torch.bool),
-    )
+SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
+
+
+def new_model() -> RewardModel:
+    return new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, torch.device("cpu"))
 
 
 def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
-    lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
-    model = new_reward_model(lm, 0, torch.device("cpu"))
+    model = new_model()
     a, b = (torch.randint(2, 20, (256, 8), generator=generator) for _ in range(2))
-    lengths = torch.full((256,), 6)
     better = (a[:, 2:] > 10).sum(1) > (b[:, 2:] > 10).sum(1)
-    first, second = episodes(a, lengths), episodes(b, lengths)
+    ones = torch.ones(256, 6, dtype=torch.bool)
+    first, second = (Episodes(tokens, ones[:, :2], ones, ones[:, 0]) for tokens in (a, b))
     told: list[int] = []
     train_reward_model(
         model,
@@ -139,8 +119,7 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
 
 def test_every_row_gets_the_score_it_has_alone() -> None:
     """In the order of the rows, whatever was read together, and as the trunk sees one unpadded text."""
-    lm = scratch_model(ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32), 20, 0, 1, 32, seed=0)
-    model = new_reward_model(lm, 0, torch.device("cpu"))
+    model = new_model()
     generator = torch.Generator().manual_seed(0)
     prompts, lengths = (torch.randint(1, 6, (40,), generator=generator) for _ in range(2))
     tokens = torch.randint(2, 20, (40, 10), generator=generator)
@@ -149,5 +128,5 @@ def test_every_row_gets_the_score_it_has_alone() -> None:
     )
     scores = LearnedReward(model, room=Room("rows", 25))(Completions(batch, [""] * 40, [""] * 40))
     for row, (prompt, length) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
-        hidden = lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]
+        hidden = model.lm.model(tokens[row : row + 1, 5 - prompt : 5 + length]).last_hidden_state[0, -1]
         assert scores[row].item() == pytest.approx(model.head(hidden).item(), abs=1e-5)
