@@ -29,7 +29,6 @@ GROUPS: dict[str, Changes] = {
     "LOCAL": {"data.source": "local", "data.local.path": "/reviews"},
     "PAIRWISE": {"reward.kind": "pairwise", "reward.against": "reference"},
     "FROM_REWARD": {"critic.kind": "separate", "critic.init": "reward"},
-    "ENSEMBLE": {"reward.learned.ensemble": 4},
     "INSULTS": INSULTS,
     "TWO": TWO,
     "FLOOR": {**TWO, "floor.part": "harmless"},
@@ -222,8 +221,6 @@ reward.learned.pairs=64 | reward.kind=lexicon |
 reward.learned.ranking_loss=plackett_luce | | reward.learned.ranked=3
 reward.learned.label_noise=0.1 | reward.preferences=pairs.jsonl |
 reward.learned.scratch.hidden_size=64 | | reward.learned.trunk=scratch
-reward.learned.combine=minimum | | reward.learned.ensemble=4
-reward.learned.uncertainty_weight=0.1 | ENSEMBLE | reward.learned.combine=uncertainty ENSEMBLE
 reward.learned.rounds=2 | reward.preferences=pairs.jsonl |
 reward.learned.keep_pairs=newest | | reward.learned.rounds=2
 reward.learned.max_tokens=64 | | reward.preferences=pairs.jsonl
