@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -16,39 +15,6 @@ REPLICATES = 1_000
 SEEDS = (1, 2, 3, 5, 10)
 ARMS = 4
 RARE = "one in five drops"
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """The rates of a method on one design: shares of replicates, and mean widths in the unit of the quantity."""
-
-    kind: str
-    spread: str
-    seeds: int
-    prompts: int
-    replicates: int
-    mean_coverage: float
-    mean_width: float
-    difference_coverage: float
-    difference_width: float
-    family_wise_error: float
-    """Share of replicates in which any of four arms without an effect was called better or worse."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """Shares of replicates with any false verdict in a family of arms or hypotheses."""
-
-    family: str
-    """Size, claims and truth."""
-    kind: str
-    spread: str
-    seeds: int
-    prompts: int
-    replicates: int
-    uncorrected: float
-    """Share by the same tests, each as a family of its own."""
-    corrected: float
 
 
 @dataclass(frozen=True)
@@ -64,34 +30,24 @@ class Range:
 
 
 @lru_cache(maxsize=1)
-def published() -> tuple[Coverage, ...]:
-    """Return the committed table of the intervals."""
-    return tuple(_read(RESULTS, Coverage))
-
-
-@lru_cache(maxsize=1)
-def families() -> tuple[Family, ...]:
-    """Return the committed table of families."""
-    return tuple(_read(FAMILIES, Family))
+def published() -> pd.DataFrame:
+    """Return the committed table of the intervals: of each design (kind, spread, seeds, prompts) the shares of
+    replicates whose interval covers, mean widths in the unit of the quantity, and the share in which any of four arms
+    without an effect was called better or worse."""
+    return pd.read_csv(RESULTS)
 
 
 def coverage_with(seeds: int) -> Range:
     """Return the range of the simulated number of seeds that is the largest not above `seeds`."""
     nearest = max(number for number in SEEDS if number <= max(seeds, 1))
-    own = [cell for cell in published() if cell.seeds == nearest]
-    usual = [share for c in own if c.spread != RARE for share in (c.mean_coverage, c.difference_coverage)]
-    rare = min(c.mean_coverage for c in own if c.spread == RARE)
-    return Range(nearest, min(usual), max(usual), rare, max(c.family_wise_error for c in own))
+    own = published()[published()["seeds"] == nearest]
+    usual = own[own["spread"] != RARE][["mean_coverage", "difference_coverage"]].to_numpy()
+    rare = own.loc[own["spread"] == RARE, "mean_coverage"].min()
+    return Range(nearest, float(usual.min()), float(usual.max()), float(rare), float(own["family_wise_error"].max()))
 
 
 def largest() -> dict[str, tuple[float, float]]:
-    """Map each family to the largest share of any design, uncorrected and corrected."""
-    found: dict[str, tuple[float, float]] = {}
-    for row in families():
-        before, after = found.get(row.family, (0.0, 0.0))
-        found[row.family] = max(before, row.uncorrected), max(after, row.corrected)
-    return found
-
-
-def _read(path: Path, row: type[Any]) -> list[Any]:
-    return [row(**{str(key): value for key, value in one.items()}) for one in pd.read_csv(path).to_dict("records")]
+    """Map each family of arms or hypotheses to the largest share of replicates with any false verdict, over all
+    designs: by each test alone, and corrected."""
+    found = pd.read_csv(FAMILIES).groupby("family")[["uncorrected", "corrected"]].max()
+    return {str(family): (float(alone), float(corrected)) for family, alone, corrected in found.itertuples()}

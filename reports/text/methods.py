@@ -92,7 +92,7 @@ def _estimates(findings: Findings) -> str:
         without_interval=any(estimate.low is None for estimate in estimates),
         coverage=[coverage_with(seeds) for seeds in SEEDS],
         families=[largest()[family] for family in ("11 arms at the margin", "10 higher, no effect")],
-        design={"command": COMMAND, "replicates": published()[0].replicates, "arms": ARMS},
+        design={"command": COMMAND, "replicates": int(published()["replicates"].iloc[0]), "arms": ARMS},
     )
 
 

@@ -8,7 +8,7 @@ are most frequent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -16,7 +16,6 @@ import numpy as np
 from simulation.intervals import Scenario, drawn
 
 from reports.statistics.contrast import Expected, against, conjunction, decide
-from reports.statistics.coverage import Family
 from reports.statistics.two_level import ALPHA, Array, Estimate, difference, verdicts
 
 MARGINS = {"rate 0.5": 0.05, "rate 0.95": 0.05, "score": 0.2}
@@ -36,6 +35,20 @@ def designs() -> list[Scenario]:
     """Rates and scores of seeds that are equal, that differ little, or as much as prompts do."""
     spreads = ("equal", "sd 0.05", "sd 0.2", "sd 1")
     return [Scenario(kind, spread, seeds, 512) for kind in MARGINS for spread in spreads for seeds in (3, 5, 10)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Shares of replicates with any false verdict in a family: a row of ``families.csv``."""
+
+    family: str
+    kind: str
+    spread: str
+    seeds: int
+    prompts: int
+    replicates: int
+    uncorrected: float
+    corrected: float
 
 
 def simulate(design: Scenario, replicates: int) -> list[Family]:

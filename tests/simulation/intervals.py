@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
-from reports.statistics.coverage import ARMS, RARE, REPLICATES, SEEDS, Coverage
+from reports.statistics.coverage import ARMS, RARE, REPLICATES, SEEDS
 from reports.statistics.two_level import difference, mean, rate, verdicts
 
 Array = NDArray[np.float64]
@@ -104,6 +104,22 @@ def _quantiles(spread: str) -> Array:
     if spread == "heavy tails":
         return np.asarray(0.2 / 3**0.5 * stdtrit(3, _MIDPOINTS), dtype=np.float64)
     return np.asarray(ndtri(_MIDPOINTS) * float(spread.removeprefix("sd ").replace("equal", "0")), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The rates of a method on one design: a row of ``coverage.csv``."""
+
+    kind: str
+    spread: str
+    seeds: int
+    prompts: int
+    replicates: int
+    mean_coverage: float
+    mean_width: float
+    difference_coverage: float
+    difference_width: float
+    family_wise_error: float
 
 
 def simulate(design: Scenario, replicates: int = REPLICATES) -> Coverage:
