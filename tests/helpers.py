@@ -94,6 +94,21 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, sealed(content))
 
 
+def random_base(folder: Path, sizes: Mapping[str, Any]) -> Path:
+    """A random network in the hub's layout, with a tokenizer that knows fewer words than the vocabulary has places."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from pipeline.data.corpus import load_corpus
+    from pipeline.data.settings import DataConfig
+    from pipeline.models.tokenizers import train_tokenizer
+
+    tokenizer = train_tokenizer(load_corpus(DataConfig(sft_texts=2000)).train, 700)
+    config = AutoConfig.for_model(**sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def mind_interrupts() -> None:
     """For the start of a child process: a shell that runs the tests in its background has it ignore Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

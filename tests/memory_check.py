@@ -13,11 +13,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from helpers import random_base
+
 from pipeline.config.loading import load_config
-from pipeline.data.corpus import load_corpus
-from pipeline.data.settings import DataConfig
 from pipeline.forecast.advice import predict
-from pipeline.models.tokenizers import train_tokenizer
 
 COMMON = {
     "data.sft_texts": 2000, "data.train_prompts": 64, "data.heldout_prompts": 8, "evaluate.prompts": 8,
@@ -45,17 +44,9 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def measure(name: str, root: Path, parts: bool = False) -> dict[str, tuple[float, float]]:
-    """(predicted, measured) peak of each stage, GiB; the trial runs through the same commands as any other.
-
-    Its base is a random network in the hub's layout, whose tokenizer knows fewer words than its vocabulary has places.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    """(predicted, measured) peak of each stage, GiB; the trial runs through the same commands as any other."""
     sizes, changes = SIZES[name]
-    tokenizer = train_tokenizer(load_corpus(DataConfig(sft_texts=2000)).train, 700)
-    config = AutoConfig.for_model(**sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-    AutoModelForCausalLM.from_config(config).save_pretrained(root / "base")
-    tokenizer.save_pretrained(root / "base")
+    random_base(root / "base", sizes)
     settings = {**COMMON, **changes, "model.base": str(root / "base")}
     command = [sys.executable, "-m", "ablate", "run", "--profile", "tiny", "--out", str(root / "out")]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={json.dumps(value)}")]

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from helpers import put_record, smoke, write_record, write_sealed
+from tinynets import network
 
 from pipeline.models.loading import prepared
 from pipeline.models.tokenizers import train_tokenizer
@@ -17,37 +18,12 @@ TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast no
 VOCAB = 300
 
 
-def network(kind: str, seed: int = 0) -> Any:
-    """A random language model."""
-    import transformers as t
-
-    torch.manual_seed(seed)
-    small = {
-        "vocab_size": VOCAB,
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "intermediate_size": 32,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": True,
-    }
-    gpt2 = {"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-    ends: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    made = {
-        "qwen2": lambda: t.Qwen2ForCausalLM(t.Qwen2Config(**small, **ends)),
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**small, **ends)),
-        "gpt2": lambda: t.GPT2LMHeadModel(t.GPT2Config(**gpt2, **ends)),
-    }[kind]()
-    return prepared(made)
-
-
 def reward_model(kind: str, seed: int = 0) -> RewardModel:
     """A random trunk under a random head with a bias."""
-    lm = network(kind, seed)
+    lm = prepared(network(kind, seed=seed, vocab_size=VOCAB, tie_word_embeddings=True))
     for parameter in lm.parameters():
         parameter.data.mul_(3.0)
-    head = torch.nn.Linear(16, 1)
+    head = torch.nn.Linear(32, 1)
     torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(seed))
     torch.nn.init.constant_(head.bias, 0.7)
     return RewardModel(lm, head)

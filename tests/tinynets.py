@@ -28,7 +28,7 @@ SIZES = {
 }
 
 
-def network(architecture: str, attention: str = "", **changes: Any) -> Any:
+def network(architecture: str, attention: str = "", seed: int = 0, **changes: Any) -> Any:
     """Tiny random weights, from configuration alone; with our attention unless told otherwise."""
     config = AutoConfig.for_model(architecture, vocab_size=50)
     for key, value in {**SIZES, **changes}.items():
@@ -36,7 +36,7 @@ def network(architecture: str, attention: str = "", **changes: Any) -> Any:
             setattr(config, key, value)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:3]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention or packed_attention()).eval()
 
 

@@ -13,16 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder, smoke
+from helpers import Recorder, random_base, smoke
 
 from pipeline.config.loading import load_config
-from pipeline.config.names import TRAINING
 from pipeline.config.trial import TrialConfig
-from pipeline.data.corpus import load_corpus
-from pipeline.data.settings import DataConfig
 from pipeline.forecast.shapes import PUBLISHED
 from pipeline.models.precision import CHOICE
-from pipeline.models.tokenizers import train_tokenizer
 from pipeline.run.layout import Layout
 from pipeline.run.metrics_log import merged
 from pipeline.run.progress import TrialOutcome
@@ -120,6 +116,12 @@ def series(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
     return merged(outcome.artifacts["train"].path / "metrics.jsonl")
 
 
+def first(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
+    """The first record of a training."""
+    rows = series(outcome)
+    return {min(rows): rows[min(rows)]}
+
+
 def read(outcome: TrialOutcome, stage: str, name: str) -> dict[str, Any]:
     """A JSON file of a stage: ``summary.json``, or ``log/cost.json``."""
     found: dict[str, Any] = json.loads((outcome.artifacts[stage].path / name).read_text("utf-8"))
@@ -139,16 +141,9 @@ def furthest(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]
 
 
 def write_base(folder: Path, shape: str) -> Path:
-    """A random network of a shape with a tokenizer that knows fewer words than the vocabulary has places; returns the
-    folder."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    tokenizer = train_tokenizer(load_corpus(DataConfig(sft_texts=2000)).train, 700)
-    config = AutoConfig.for_model(**SHAPES[shape], bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    """A random network of a shape, with a tokenizer; returns the folder."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return random_base(folder, SHAPES[shape])
 
 
 def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
@@ -157,31 +152,19 @@ def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
     Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are
     short.
     """
-    t4, few = load_config("t4"), shape != "qwen0.5b"
-    rows: dict[str, Any] = {"micro_batch_size": 4, "rollout_batch_size": 8} if few else {}
-    changes: dict[str, dict[str, Any]] = {
-        "data": {
-            "sft_texts": 2000, "train_prompts": 512, "heldout_prompts": 128, "prompt_unit": "tokens",
-            "prompt_length": [8, 20],
-        },
-        "model": {"base": str(base)},
-        "sft": {"steps": 3, "batch_size": 4 if few else t4.sft.batch_size, "max_tokens": 24, "lr": t4.sft.lr},
-        "reward": {"calibration_samples": 8 if few else 64},
-        "reward.learned": {
-            "pairs": 8 if few else 96, "heldout_pairs": 8 if few else 32, "epochs": 1, "lr": t4.reward.learned.lr,
-            "batch_size": 4 if few else t4.reward.learned.batch_size,
-        },
-        "evaluate": {"prompts": 8 if few else 128, "sample_rows": 4, "reference_draws": 2},
-        "runtime": {
-            "device": device, "micro_batch_size": t4.runtime.micro_batch_size,
-            "rollout_batch_size": t4.runtime.rollout_batch_size,
-            "gradient_checkpointing": t4.runtime.gradient_checkpointing, "checkpoint_updates": 10_000, **rows,
-        },
+    changes: dict[str, Any] = {
+        "data.source": "builtin", "data.sft_texts": 2000,
+        "data.train_prompts": 512, "data.heldout_prompts": 128, "data.prompt_length": [8, 20],
+        "model.base": str(base), "model.revision": None, "sft.steps": 3, "sft.max_tokens": 24,
+        "reward.calibration_samples": 64, "reward.learned.pairs": 96, "reward.learned.heldout_pairs": 32,
+        "train.steps": 4 * load_config("t4").train.steps_per_update, "evaluate.prompts": 128,
+        "evaluate.sample_rows": 4, "evaluate.reference_draws": 2, "runtime.device": device,
+        "runtime.checkpoint_updates": 10_000, "runtime.checkpoint_share": None,
     }  # fmt: skip
-    flat = {f"{section}.{key}": value for section, values in changes.items() for key, value in values.items()}
-    content = load_config("smoke", flat).model_dump()
-    content |= {section: getattr(t4, section).model_dump() for section in TRAINING}
-    content["train"] |= {
-        "steps": 4 * t4.train.steps_per_update, "batch_size": 8 if few else t4.train.batch_size
-    }  # fmt: skip
-    return TrialConfig.model_validate(content)
+    if shape != "qwen0.5b":
+        changes |= {
+            "sft.batch_size": 4, "reward.calibration_samples": 8, "reward.learned.pairs": 8,
+            "reward.learned.heldout_pairs": 8, "reward.learned.batch_size": 4, "train.batch_size": 8,
+            "evaluate.prompts": 8, "runtime.micro_batch_size": 4, "runtime.rollout_batch_size": 8,
+        }  # fmt: skip
+    return load_config("t4", changes)

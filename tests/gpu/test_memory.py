@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, GIB, emptied, furthest, needs_allocator, peak_gib, read, series, trial, write_base
+from gpu.hardware import DEVICE, GIB, emptied, first, furthest, needs_allocator, peak_gib, read, trial, write_base
 from helpers import Recorder
 
 from pipeline.errors import UserError
@@ -83,8 +83,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roomy]:
 def numbers(stage: str, outcome: TrialOutcome) -> dict[int, dict[str, float]]:
     """What a stage measured, for comparison."""
     if stage == "train":
-        rows = series(outcome)
-        return {0: rows[min(rows)]}
+        return first(outcome)
     summary = read(outcome, stage, "summary.json")
     return {0: {key: value for key, value in summary.items() if isinstance(value, int | float)}}
 
