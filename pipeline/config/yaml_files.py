@@ -7,7 +7,7 @@ text. Each is refused at its line, as is a key that is written twice.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import yaml
 
 from pipeline.config.presets import NAME, SHORT
 from pipeline.errors import UserError
-from pipeline.named_files import require_file, state
+from pipeline.named_files import require_file
 from pipeline.wording import control_character, shown
 
 MOST_BYTES = 2**20
@@ -136,26 +136,15 @@ def read_value(text: str) -> Any:
 
 def line_of(path: Path, where: Where) -> int | None:
     """The line on which an entry of a YAML file stands, or the nearest entry around it that the file has."""
-    found = state(path)
-    node = _composed(path, found.st_mtime_ns, found.st_size) if found is not None else None
     line = None
-    for part in where:
-        entry = _entry(node, part)
-        if entry is None:
-            break
-        line, node = entry
-    return line
-
-
-@lru_cache(maxsize=4)
-def _composed(path: Path, modified_ns: int, size: int) -> yaml.Node | None:
-    """The nodes of a file, read once for all its faults; None where it cannot be read."""
-    try:
+    with suppress(OSError, UserError, *FAULTS):
         require_file(path, str(path), MOST_BYTES)
-        node: yaml.Node | None = yaml.compose(path.read_text(encoding="utf-8"), Loader=PlainLoader)
-    except (OSError, UserError, *FAULTS):
-        return None
-    return node
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=PlainLoader)
+        for part in where:
+            if (entry := _entry(node, part)) is None:
+                break
+            line, node = entry
+    return line
 
 
 def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:

@@ -25,7 +25,7 @@ from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps
 from pipeline.resources.device import gpu_visible
-from pipeline.run.hub import available
+from pipeline.run.hub import cause_of_absence
 
 TOKENS_PER_WORD = 1.5
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -100,7 +100,8 @@ def _configuration(model: str, revision: str | None) -> Any:
     try:
         if model in PUBLISHED:
             return AutoConfig.for_model(**PUBLISHED[model])
-        if Path(model).is_dir() or available(model, revision):  # one quiet call; the hub's client would retry six times
+        # One quiet call; the hub's client would retry six times.
+        if Path(model).is_dir() or not cause_of_absence("model", model, revision):
             return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception:  # each library has its own class for an unknown setting; loading reports it
         return None

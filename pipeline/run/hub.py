@@ -37,16 +37,11 @@ def check_model(key: str, model: str, revision: str | None, *, pinned: bool) -> 
             f"{key} = '{model}': the revision {revision!r} does not pin it; set {key.rpartition('.')[0]}.revision to a"
             " commit, 40 hexadecimal digits (if it was meant as a folder, there is none of that name)"
         )
-    if not _model_is_cached(model, revision) and (cause := cause_of_absence("model", model, revision)):
+    if cause := cause_of_absence("model", model, revision):
         from huggingface_hub.constants import HF_HUB_CACHE
 
         instead = f"set {key} to a folder with config.json, *.safetensors, tokenizer"
         raise UserError(absent(key, model, revision, cause, HF_HUB_CACHE, instead))
-
-
-def available(model: str, revision: str | None) -> bool:
-    """Return whether a model is in the cache, or can be downloaded."""
-    return _model_is_cached(model, revision) or not cause_of_absence("model", model, revision)
 
 
 def absent(key: str, name: str, revision: str | None, cause: str, cache: object, instead: str) -> str:
@@ -60,21 +55,19 @@ def absent(key: str, name: str, revision: str | None, cause: str, cache: object,
 
 @lru_cache(maxsize=64)
 def cause_of_absence(kind: Kind, name: str, revision: str | None) -> str:
-    """Why a repository is not available from the hub, in words; empty where it is. Asked once in a process."""
-    from huggingface_hub import HfApi, constants
+    """Why a repository is not available from the hub, in words; empty where it is, or where the cache has the weights
+    of a model. Asked once in a process."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
+    files = WEIGHTS if kind == "model" else ()
+    if any(isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in files):
+        return ""
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set, so the network was not asked"
     try:
         info = HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=TIMEOUT_S)
     except Exception as error:  # its client raises a dozen unrelated classes for "not available"
         return in_words(error)
-    files = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
-    without = kind == "model" and not any(file.endswith(".safetensors") for file in files)
+    there = [sibling.rfilename for sibling in getattr(info, "siblings", None) or []]
+    without = kind == "model" and not any(file.endswith(".safetensors") for file in there)
     return "it has no *.safetensors, and pickled weights are never read" if without else ""
-
-
-def _model_is_cached(model: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return any(isinstance(try_to_load_from_cache(model, name, revision=revision), str) for name in WEIGHTS)
