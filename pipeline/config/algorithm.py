@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
-from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, with_settings
+from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, refuse, with_settings
 from pipeline.config.effects import Always, Chosen, Config, When, setting, value_at
 from pipeline.config.networks import FITTED_CRITIC, SEPARATE, TRAINED
 from pipeline.config.presets import PRESETS
@@ -97,32 +97,24 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        if self.ratio == "none" and self.trust_region != "none":
-            raise ValueError(
-                f"ratio 'none' leaves trust_region '{self.trust_region}' nothing to bound; use trust_region: none"
-            )
-        if self.by_pairs and not self.by_sequence:
-            raise ValueError(
-                f"trust_region '{self.trust_region}' compares whole responses, and ratio is '{self.ratio}'; use"
-                " sequence_sum, or sequence_mean for margins per token"
-            )
-        if self.by_sequence and self.trust_region in ("kl_penalty", "trpo"):
-            raise ValueError(
-                f"trust_region '{self.trust_region}' bounds the KL per token, and ratio '{self.ratio}' is that of a"
-                " whole response; use ratio: token"
-            )
-        if self.by_sequence and ADVANTAGES[self.advantage].varies:
-            raise ValueError(
-                f"ratio '{self.ratio}' needs one advantage for a whole response, and advantage '{self.advantage}' gives"
-                " every token its own; use ratio: token or none"
-            )
-        if (self.ratio, self.trust_region) == ("sequence_mean", "clip"):
-            largest = max(value_at(self, "clip.epsilons"))
-            if largest > LARGEST_MEAN_CLIP:
-                raise ValueError(
-                    f"clip.epsilon {largest:g} never clips a ratio that is averaged over a response: it leaves 1 by"
-                    " about 0.001; use 3e-4 and epsilon_high 4e-4, as GSPO does"
-                )
+        ratio, region = f"ratio '{self.ratio}'", f"trust_region '{self.trust_region}'"
+        epsilon = max(value_at(self, "clip.epsilons"))
+        refuse({
+            f"{ratio} leaves {region} nothing to bound; use trust_region: none": (
+                self.ratio == "none" and self.trust_region != "none"
+            ),
+            f"{region} compares whole responses, and ratio is '{self.ratio}'; use sequence_sum, or sequence_mean for"
+            " margins per token": self.by_pairs and not self.by_sequence,
+            f"{region} bounds the KL per token, and {ratio} is that of a whole response; use ratio: token": (
+                self.by_sequence and self.trust_region in ("kl_penalty", "trpo")
+            ),
+            f"{ratio} needs one advantage for a whole response, and advantage '{self.advantage}' gives every token its"
+            " own; use ratio: token or none": self.by_sequence and ADVANTAGES[self.advantage].varies,
+            f"clip.epsilon {epsilon:g} never clips a ratio that is averaged over a response: it leaves 1 by about"
+            " 0.001; use 3e-4 and epsilon_high 4e-4, as GSPO does": (
+                (self.ratio, self.trust_region) == ("sequence_mean", "clip") and epsilon > LARGEST_MEAN_CLIP
+            ),
+        })  # fmt: skip
         return self
 
 
@@ -162,40 +154,30 @@ class OptimiserConfig(Section):
 
 def check_advantage(config: Config) -> None:
     """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it would not ask."""
-    advantage, critic, responses = config.algorithm.advantage, config.critic.kind, config.train.responses_per_prompt
-    need = ADVANTAGES[advantage]
-    if critic not in need.critics:
-        raise ValueError(f"critic.kind '{critic}' is not for advantage '{advantage}': use {' or '.join(need.critics)}")
-    if responses < need.least_responses:
-        raise ValueError(
-            f"train.responses_per_prompt {responses}: advantage '{advantage}' compares the responses to one prompt with"
-            f" each other, so it needs at least {need.least_responses}"
-        )
-    if need.most_responses is not None and responses > need.most_responses:
-        raise ValueError(
-            f"train.responses_per_prompt {responses}: advantage '{advantage}' is of pairs; use {need.most_responses}"
-        )
-    if need.replay and config.replay.share < 1:
-        raise ValueError(
-            f"algorithm.advantage 'replay' needs values in every episode, and replay.share is {config.replay.share:g};"
-            " use 1, or a critic with critic.target: replay"
-        )
+    critic, responses = config.critic.kind, config.train.responses_per_prompt
+    need, advantage = ADVANTAGES[config.algorithm.advantage], f"advantage '{config.algorithm.advantage}'"
+    given = f"train.responses_per_prompt {responses}: {advantage}"
+    refuse({
+        f"critic.kind '{critic}' is not for {advantage}: use {' or '.join(need.critics)}": critic not in need.critics,
+        f"{given} compares the responses to one prompt with each other, so it needs at least {need.least_responses}": (
+            responses < need.least_responses
+        ),
+        f"{given} is of pairs; use {need.most_responses}": responses > (need.most_responses or responses),
+        f"algorithm.{advantage} needs values in every episode, and replay.share is {config.replay.share:g}; use 1, or"
+        " a critic with critic.target: replay": need.replay and config.replay.share < 1,
+    })  # fmt: skip
 
 
 def check_ratio(config: Config) -> None:
     """Raise `ValueError` where a ratio does not fit the passes over a rollout, or the place of the KL penalty."""
     algorithm, kl, epochs = config.algorithm, config.kl, config.train.num_epochs
-    if algorithm.ratio == "none" and epochs > 1 and not kl.squares_throughout:
-        unless = ", or a kl.beta above 0 in every update" * kl.by_sequence
-        raise ValueError(
-            f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is {epochs};"
-            f" use 1, or ratio: token{unless}"
-        )
-    if algorithm.by_sequence and kl.place == "reward":
-        raise ValueError(
-            f"algorithm.ratio '{algorithm.ratio}' needs one advantage for a whole response, and a KL penalty in the"
-            " reward gives every token its own; use kl.place: score or loss"
-        )
+    unless = ", or a kl.beta above 0 in every update" * kl.by_sequence
+    refuse({
+        f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is {epochs}; use"
+        f" 1, or ratio: token{unless}": algorithm.ratio == "none" and epochs > 1 and not kl.squares_throughout,
+        f"algorithm.ratio '{algorithm.ratio}' needs one advantage for a whole response, and a KL penalty in the reward"
+        " gives every token its own; use kl.place: score or loss": algorithm.by_sequence and kl.place == "reward",
+    })  # fmt: skip
 
 
 def check_natural_step(config: Config) -> None:
@@ -203,28 +185,15 @@ def check_natural_step(config: Config) -> None:
     if config.algorithm.trust_region != "trpo":
         return
     critic, quantize, kl = config.critic, config.adapter.quantize, config.kl
-    if critic.kind == "none":
-        raise ValueError(
-            "trust_region 'trpo' takes one step of the policy per rollout, and the other gradient steps train a critic;"
-            " critic.kind is 'none'; use advantage: gae and critic.kind: separate"
-        )
-    if critic.kind == "shared":
-        raise ValueError(
-            "trust_region 'trpo' moves the policy's trunk by a natural-gradient step, which would move the values of a"
-            " shared critic too; use critic.kind: separate"
-        )
-    if not critic.vf_coef:
-        raise ValueError(
-            "trust_region 'trpo' leaves the optimiser the critic alone, and critic.vf_coef 0 does not train it; use"
-            " critic.vf_coef above 0"
-        )
-    if quantize != "none":
-        raise ValueError(
-            f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have;"
-            " use quantize: none"
-        )
-    if kl.grouped_in("loss"):
-        raise ValueError(
-            f"trust_region 'trpo' measures its objective token by token, and kl.group '{kl.group}' in the loss is of"
-            " several; use kl.group: token, or kl.place: reward"
-        )
+    refuse({
+        "trust_region 'trpo' takes one step of the policy per rollout, and the other gradient steps train a critic;"
+        " critic.kind is 'none'; use advantage: gae and critic.kind: separate": critic.kind == "none",
+        "trust_region 'trpo' moves the policy's trunk by a natural-gradient step, which would move the values of a"
+        " shared critic too; use critic.kind: separate": critic.kind == "shared",
+        "trust_region 'trpo' leaves the optimiser the critic alone, and critic.vf_coef 0 does not train it; use"
+        " critic.vf_coef above 0": not critic.vf_coef,
+        f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have; use"
+        " quantize: none": quantize != "none",
+        f"trust_region 'trpo' measures its objective token by token, and kl.group '{kl.group}' in the loss is of"
+        " several; use kl.group: token, or kl.place: reward": kl.grouped_in("loss"),
+    })  # fmt: skip

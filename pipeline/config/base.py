@@ -40,6 +40,13 @@ def distinct(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
+def refuse(faults: Mapping[str, bool]) -> None:
+    """Raise `ValueError` with the first fault that holds, of those in words."""
+    for words, holds in faults.items():
+        if holds:
+            raise ValueError(words)
+
+
 Distinct = Annotated[tuple[str, ...], AfterValidator(distinct)]
 
 

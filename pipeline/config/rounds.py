@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.config.base import refuse
 from pipeline.config.effects import Config
 from pipeline.rewards.learned_settings import is_judged
 
@@ -18,29 +19,18 @@ def check_rounds(config: Config) -> None:
     count = rounds_of(config)
     if count == 1:
         return
-    if config.reward.learned.pairs % count:
-        raise ValueError(
-            f"reward.learned.rounds {count} does not divide reward.learned.pairs {config.reward.learned.pairs}, which"
-            " are the pairs of all rounds; use a multiple"
-        )
-    if config.train.updates % count:
-        raise ValueError(
-            f"reward.learned.rounds {count} does not divide the {config.train.updates} updates of train.steps"
-            f" {config.train.steps}, which are those of all rounds; use a multiple of"
-            f" {count * config.train.steps_per_update} steps"
-        )
-    if config.needs_samples:
-        key = (
-            "algorithm.advantage 'v_star'"
-            if config.algorithm.needs_values
-            else f"critic.pretraining_steps {config.critic.pretraining_steps}"
-        )
-        raise ValueError(
-            f"{key} needs samples that one reward has scored, and reward.learned.rounds is {count}, each with a"
-            " reward of its own; use rounds: 1, or do without"
-        )
-    if config.critic.starts_as_reward:
-        raise ValueError(
-            f"critic.init 'reward' needs one reward for the whole training, and reward.learned.rounds is {count}; use"
-            " reference, or rounds: 1"
-        )
+    rounds, pairs, train = f"reward.learned.rounds {count}", config.reward.learned.pairs, config.train
+    values = "algorithm.advantage 'v_star'"
+    if not config.algorithm.needs_values:
+        values = f"critic.pretraining_steps {config.critic.pretraining_steps}"
+    refuse({
+        f"{rounds} does not divide reward.learned.pairs {pairs}, which are the pairs of all rounds; use a multiple": (
+            bool(pairs % count)
+        ),
+        f"{rounds} does not divide the {train.updates} updates of train.steps {train.steps}, which are those of all"
+        f" rounds; use a multiple of {count * train.steps_per_update} steps": bool(train.updates % count),
+        f"{values} needs samples that one reward has scored, and reward.learned.rounds is {count}, each with a reward"
+        " of its own; use rounds: 1, or do without": config.needs_samples,
+        f"critic.init 'reward' needs one reward for the whole training, and reward.learned.rounds is {count}; use"
+        " reference, or rounds: 1": config.critic.starts_as_reward,
+    })  # fmt: skip
