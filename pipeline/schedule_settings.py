@@ -26,15 +26,6 @@ class AdaptiveSettings(Section):
     target: StrictlyPositive
     horizon: StrictlyPositive = Field(10_000, description="horizon of the controller in episodes")
 
-    def check_horizon(self, section: str, name: str, batch_size: int) -> None:
-        """Raise `ValueError` where one rollout of so many episodes could take the coefficient `name` to 0 or below."""
-        least = 0.2 * batch_size  # `pipeline.algorithms.mathematics.controllers.adapted` clips errors at 0.2
-        if self.horizon <= least:
-            raise ValueError(
-                f"{section}.adaptive.horizon {self.horizon:g} lets one rollout take {name} to 0 or below; above 0.2 x"
-                f" train.batch_size = {least:g}"
-            )
-
 
 class Scheduled(Section):
     """A section whose coefficient moves."""

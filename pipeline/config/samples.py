@@ -28,15 +28,6 @@ SAMPLES_USED = When(
 )
 
 
-def check_samples(config: Config) -> None:
-    """Raise `ValueError` where more samples are to be used than are drawn."""
-    used, drawn = config.algorithm.v_star.samples, config.values.samples
-    if used is not None and used > drawn:
-        raise ValueError(
-            f"algorithm.v_star.samples {used} is more than values.samples {drawn}; raise the latter to at least {used}"
-        )
-
-
 class ReplayConfig(Section):
     """States of a rollout, sampled onwards by the policy that made it and scored: what they are worth, without a
     critic."""

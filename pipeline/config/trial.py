@@ -23,14 +23,14 @@ from pipeline.config.algorithm import (
     check_natural_step,
     check_ratio,
 )
-from pipeline.config.base import Positive, Section, Seed, with_settings
-from pipeline.config.effects import When, content_of
+from pipeline.config.base import Positive, Section, Seed, refuse, with_settings
+from pipeline.config.effects import Config, When, content_of
 from pipeline.config.model import ModelConfig, SftConfig
 from pipeline.config.networks import AdapterConfig, CriticConfig, check_critic
 from pipeline.config.pairs import check_pairs
 from pipeline.config.rounds import check_rounds, rounds_of
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
-from pipeline.config.samples import REPLAY, SAMPLES_USED, ReplayConfig, ValuesConfig, check_samples
+from pipeline.config.samples import REPLAY, SAMPLES_USED, ReplayConfig, ValuesConfig
 from pipeline.config.train import TrainConfig
 from pipeline.data.settings import DataConfig
 from pipeline.rewards.kinds import GUARDED
@@ -90,37 +90,34 @@ class EvaluateConfig(Section):
     )
 
 
-def check_heldout(config: TrialConfig) -> None:
-    """Raise `ValueError` where more prompts are to be answered than there are."""
+def check_sizes(config: Config) -> None:
+    """Raise `ValueError` where more is asked for than there is, where processes cannot share a mini-batch, or where one
+    rollout could take an adaptive coefficient to 0 or below."""
     first, prompts, there = config.evaluate.first_prompt, config.evaluate.prompts, config.data.heldout_prompts
-    if first + prompts > there:
-        asked = f"evaluate.first_prompt {first} + " * bool(first)
-        raise ValueError(
-            f"{asked}evaluate.prompts {prompts} is more than data.heldout_prompts {there}; raise the latter to at least"
-            f" {first + prompts}"
-        )
-
-
-def check_horizons(config: TrialConfig) -> None:
-    """Raise `ValueError` where one rollout could take an adaptive coefficient to 0 or below."""
-    for section, name in (("kl", "beta"), ("entropy", "entropy.coef")):
-        moving = getattr(config, section)
-        if moving.control == "adaptive":
-            moving.adaptive.check_horizon(section, name, config.train.batch_size)
-
-
-def check_processes(config: TrialConfig) -> None:
-    """Raise `ValueError` where processes cannot share a mini-batch."""
-    if config.train.mini_batch_size % config.runtime.processes:
-        raise ValueError(
-            f"runtime.processes {config.runtime.processes} does not divide a mini-batch of"
-            f" {config.train.mini_batch_size} episodes (train.batch_size / train.num_mini_batches)"
-        )
+    used, drawn, processes = config.algorithm.v_star.samples, config.values.samples, config.runtime.processes
+    train, asked = config.train, f"evaluate.first_prompt {first} + " * bool(first)
+    least = 0.2 * train.batch_size  # `pipeline.algorithms.mathematics.controllers.adapted` clips errors at 0.2
+    refuse({
+        f"{asked}evaluate.prompts {prompts} is more than data.heldout_prompts {there}; raise the latter to at least"
+        f" {first + prompts}": first + prompts > there,
+        f"algorithm.v_star.samples {used} is more than values.samples {drawn}; raise the latter to at least {used}": (
+            used is not None and used > drawn
+        ),
+        f"runtime.processes {processes} does not divide a mini-batch of {train.mini_batch_size} episodes"
+        " (train.batch_size / train.num_mini_batches)": bool(train.mini_batch_size % processes),
+        **{
+            f"{name}.adaptive.horizon {moving.adaptive.horizon:g} lets one rollout take {coefficient} to 0 or below;"
+            f" above 0.2 x train.batch_size = {least:g}": (
+                moving.control == "adaptive" and moving.adaptive.horizon <= least
+            )
+            for name, coefficient, moving in (("kl", "beta", config.kl), ("entropy", "entropy.coef", config.entropy))
+        },
+    })  # fmt: skip
 
 
 CHECKS: tuple[Callable[[Any], None], ...] = (
-    check_heldout, check_advantage, check_pairs, check_rounds, check_rankings, check_ratio, check_critic, check_samples,
-    check_natural_step, check_horizons, check_processes, check_scorers, check_sources,
+    check_sizes, check_advantage, check_pairs, check_rounds, check_rankings, check_ratio, check_critic,
+    check_natural_step, check_scorers, check_sources,
 )  # fmt: skip
 """What sections need of each other, in the order in which it is reported: the first fault ends it."""
 
