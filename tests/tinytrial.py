@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,7 @@ def trainer(
             CLOSES.get(config.kl.group),
         ),
         score_in_two if config.floor.part else score,
-        Files(lambda offset: MetricsLog.resume(path, offset) if offset else MetricsLog(path), folder / "checkpoints"),
+        Files(partial(MetricsLog, path), folder / "checkpoints"),
         reporter or Recorder(),
         ledger,
         part,

@@ -5,7 +5,6 @@ Training writes the file and knows nothing of MLflow, which is sent the file's t
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -21,32 +20,20 @@ from pipeline.run.metrics import METRICS, check_keys
 class MetricsLog:
     """Append-only writer of ``metrics.jsonl``: one canonical JSON object a line, ``{"step": int, key: float}``."""
 
-    def __init__(self, path: Path) -> None:
-        """Start an empty file."""
-        self._file: io.BufferedWriter | io.BufferedRandom = path.open("wb")
-        self.offset = 0
-        """Bytes appended so far; a checkpoint keeps it for `resume`."""
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        """Start an empty file, or go on after a checkpoint: what was written behind its `offset` is cut off and will be
+        written again.
 
-    @classmethod
-    def resume(cls, path: Path, offset: int) -> Self:
-        """Go on after a checkpoint: what was written behind its `offset` is cut off and will be written again.
-
-        Raises `ValueError` when the file cannot be the one that the checkpoint speaks of.
+        Raises `ValueError` when the file cannot be the one that the checkpoint is about.
         """
-        log = cls.__new__(cls)
-        file = path.open("r+b")
-        size = file.seek(0, os.SEEK_END)
-        if offset:
-            file.seek(min(offset, size) - 1 if size else 0)
-        if size < offset or (offset and file.read(1) != b"\n"):
-            file.close()
-            raise ValueError(
-                f"{path} has {size} bytes and no line that ends at byte {offset}; the checkpoint is of another file"
-            )
-        file.truncate(offset)
-        file.seek(offset)
-        log._file, log.offset = file, offset
-        return log
+        kept = path.read_bytes()[:offset] if offset else b""
+        if len(kept) < offset or (offset and not kept.endswith(b"\n")):
+            raise ValueError(f"{path} has no line that ends at byte {offset}; the checkpoint is of another file")
+        self._file = path.open("r+b" if offset else "w+b")
+        self._file.truncate(offset)
+        self._file.seek(offset)
+        self.offset = offset
+        """Bytes so far; a checkpoint keeps it."""
 
     def append(self, step: int, values: Mapping[str, float]) -> None:
         """Add one row. Raises `KeyError` for a key that is no metric and `ValueError` for a value that is not

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         Networks(actor, reference),
         TrainingData(data.ids, data.mask, data.token_ids, samples, pairs, closes),
         score,
-        Files(lambda offset: MetricsLog.resume(metrics, offset) if offset else MetricsLog(metrics), out / KEPT),
+        Files(partial(MetricsLog, metrics), out / KEPT),
         reporter,
         ledger,
         round_,

@@ -43,7 +43,7 @@ def test_resume_cuts_what_the_checkpoint_does_not_know(log: Path) -> None:
     uninterrupted = log.read_bytes()
     with log.open("ab") as file:
         file.write(b'{"step": 3, "objec')
-    with MetricsLog.resume(log, offset) as metrics:
+    with MetricsLog(log, offset) as metrics:
         assert metrics.offset == offset
         assert [*merged(log)] == [1]
         metrics.append(2, {"objective/kl": 2.0})
@@ -56,12 +56,12 @@ def test_resume_refuses_another_file(log: Path) -> None:
         offset = metrics.offset
     for wrong in (offset + 1, offset - 1):
         with pytest.raises(ValueError, match="the checkpoint is of another file"):
-            MetricsLog.resume(log, wrong)
+            MetricsLog(log, wrong)
     assert log.stat().st_size == offset
-    MetricsLog.resume(log, 0).close()
+    MetricsLog(log, 0).close()
     assert log.stat().st_size == 0
     with pytest.raises(ValueError, match="another file"):
-        MetricsLog.resume(log, 5)
+        MetricsLog(log, 5)
 
 
 def test_reading_leaves_out_half_a_line_and_names_a_damaged_one(log: Path) -> None:
