@@ -86,6 +86,8 @@ def test_a_second_pass_without_a_ratio_needs_the_square_at_all_times(beta: dict[
     settings = {"algorithm": "a_star_po", "train.num_epochs": 4, **beta}
     if squares:
         assert load_config("tiny", settings).kl.squares_throughout
+        if "kl.stages" in beta:  # beta itself is never in force
+            assert load_config("tiny", settings, below={"kl.beta": 0.0}).kl.squares_throughout
         return
     with pytest.raises(UserError) as error:
         load_config("tiny", settings)

@@ -83,6 +83,7 @@ def test_the_digest_ignores_what_cannot_change_a_result_and_nothing_else() -> No
         ({"judge.kind": "ocr"}, {"judge.ocr.size": 32}, False),
         ({}, {"replay.share": 0.5}, True),
         ({"algorithm": "best_of_n"}, {"optimiser.lr": 0.1}, True),
+        ({"algorithm": "best_of_n"}, {"algorithm.clip.epsilon": 0.1}, True),
         ({"algorithm": "best_of_n"}, {"train.response_length": 8}, False),
     ],
 )
