@@ -8,9 +8,10 @@ are most frequent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from simulation.intervals import Scenario, drawn
@@ -37,31 +38,17 @@ def designs() -> list[Scenario]:
     return [Scenario(kind, spread, seeds, 512) for kind in MARGINS for spread in spreads for seeds in (3, 5, 10)]
 
 
-@dataclass(frozen=True)
-class Family:
-    """Shares of replicates with any false verdict in a family: a row of ``families.csv``."""
-
-    family: str
-    kind: str
-    spread: str
-    seeds: int
-    prompts: int
-    replicates: int
-    uncorrected: float
-    corrected: float
-
-
-def simulate(design: Scenario, replicates: int) -> list[Family]:
-    """All families on the same tables."""
+def simulate(design: Scenario, replicates: int) -> list[dict[str, Any]]:
+    """Shares of replicates with any false verdict, of all families on the same tables: rows of ``families.csv``."""
     counts: dict[str, Array] = {}
     for top, _ in drawn(design, 20_260_202, replicates, _TABLES - 1, _CHUNK):
         for name, items, judge, false in _families(top, MARGINS[design.kind]):
             alone = [verdict for item in items for verdict in judge([item])]
             counts[name] = counts.get(name, np.zeros(2)) + np.array([_any(alone, false), _any(judge(items), false)])
-    design_of = (design.kind, design.spread, design.seeds, design.prompts, replicates)
+    shares = {name: np.round(found / replicates, 4).tolist() for name, found in counts.items()}
     return [
-        Family(name, *design_of, *(round(float(share), 4) for share in found / replicates))
-        for name, found in counts.items()
+        {"family": name} | asdict(design) | {"replicates": replicates, "uncorrected": alone, "corrected": corrected}
+        for name, (alone, corrected) in shares.items()
     ]
 
 

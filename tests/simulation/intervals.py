@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,32 +107,17 @@ def _quantiles(spread: str) -> Array:
     return np.asarray(ndtri(_MIDPOINTS) * float(spread.removeprefix("sd ").replace("equal", "0")), dtype=np.float64)
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """The rates of a method on one design: a row of ``coverage.csv``."""
-
-    kind: str
-    spread: str
-    seeds: int
-    prompts: int
-    replicates: int
-    mean_coverage: float
-    mean_width: float
-    difference_coverage: float
-    difference_width: float
-    family_wise_error: float
-
-
-def simulate(design: Scenario, replicates: int = REPLICATES) -> Coverage:
-    """Return the coverage of intervals and the rate of false findings on the tables of one design."""
+def simulate(design: Scenario, replicates: int = REPLICATES) -> dict[str, Any]:
+    """Return the coverage of intervals and the rate of false findings on the tables of one design: a row of
+    ``coverage.csv``."""
     known, rows = truth(design), [_study(design, *one) for one in drawn(design, 20_260_101, replicates)]
     low, high, apart, width, false = map(np.array, zip(*rows, strict=True))
-    widths = (float(f"{one[:_WIDTHS].mean():.3g}") for one in (high - low, width))
-    shares = (round(float(one.mean()), 4) for one in ((low <= known) & (known <= high), ~apart, false))
-    own, pair, error = shares
-    lone, apart_width = widths
-    head = (design.kind, design.spread, design.seeds, design.prompts, replicates)
-    return Coverage(*head, own, lone, pair, apart_width, error)
+    own, pair, error = (round(float(one.mean()), 4) for one in ((low <= known) & (known <= high), ~apart, false))
+    lone, wide = (float(f"{one[:_WIDTHS].mean():.3g}") for one in (high - low, width))
+    return asdict(design) | {
+        "replicates": replicates, "mean_coverage": own, "mean_width": lone, "difference_coverage": pair,
+        "difference_width": wide, "family_wise_error": error,
+    }  # fmt: skip
 
 
 def _study(design: Scenario, top: Array, bottom: Array | None) -> tuple[float, float, bool, float, bool]:
