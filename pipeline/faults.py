@@ -50,7 +50,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def disk_full(error: BaseException, root: Path) -> DiskFull:
-    """Which disk is full, what was kept, and what to do. `root` is the output root, where the exception names no
+    """Name the full disk, what was kept, and what to do. `root` is the output root, where the exception names no
     file."""
     named = [
         Path(name) for link in chain(error) if isinstance(name := getattr(link, "filename", None), str | os.PathLike)

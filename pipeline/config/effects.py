@@ -81,7 +81,7 @@ def value_at(config: Any, key: str) -> Any:
 
 
 def inert(config: Config, key: str) -> str | None:
-    """Why a setting has no effect in this configuration; None where it has one."""
+    """Explain why a setting has no effect in this configuration; None where it has one."""
     for condition in conditions(type(config), key):
         if not condition.holds(config):
             value = value_at(config, key)

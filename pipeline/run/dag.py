@@ -95,7 +95,7 @@ class Stage:
         return function
 
     def read(self) -> None:
-        """Read its code now, whatever the configuration."""
+        """Read its code now, with every entry of the registries."""
         if isinstance(self.run, str):
             PROJECT.modules(self.run.partition(":")[0], None)
 
@@ -106,7 +106,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What would happen to a stage. `key` is None while a stage above it has still to run."""
+    """The plan for a stage. `key` is None while a stage above it has still to run."""
 
     stage: str
     key: str | None
@@ -118,12 +118,13 @@ class StagePlan:
 
     @cached_property
     def why(self) -> str:
-        """Why the stage would be built or not."""
+        """The reason for building the stage or not."""
         return self.reason()
 
 
 def stages_of(stages: Sequence[Stage], config: Any) -> list[Stage]:
-    """Those that a trial of this configuration has, in topological order, each round of a repeated one by itself.
+    """Return the stages that a trial of this configuration has, in topological order, each round of a repeated one by
+    itself.
 
     Raises `CycleError` where stages depend on each other in a circle, and `KeyError` where one needs a stage that the
     trial does not have.
@@ -192,7 +193,7 @@ def run(
 
 
 def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[StagePlan]:
-    """What `run` would do, and why; builds nothing. A stage below one that has to run has no key yet."""
+    """Plan what `run` would do, and why; builds nothing. A stage below one that has to run has no key yet."""
     ordered = stages_of(stages, config)
     there = {stage.name for stage in ordered}
     digests: dict[str, str] = {}

@@ -37,7 +37,7 @@ class Reporter:
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What a trial came to; status and numbers are empty while it has not been trained."""
+    """The outcome of a trial; status and numbers are empty while it has not been trained."""
 
     artifacts: Mapping[str, Artifact]
     """By stage; those that came from a worker carry no `meta`."""
