@@ -1,4 +1,4 @@
-"""A hub on 127.0.0.1 that serves one folder as one repository at one commit, so that the real client can be tested
+"""A hub on 127.0.0.1 that serves one folder as one data set at one commit, so that the real client can be tested
 offline."""
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "c0ffee" + "0" * 34
 
 
-def _handler(kind: str, name: str, files: dict[str, bytes], log: list[str]) -> type[BaseHTTPRequestHandler]:
-    where = f"{name}" if kind == "model" else f"{kind}s/{name}"
-
+def _handler(name: str, files: dict[str, bytes], log: list[str]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_: Any) -> None:
             log.append(f"{self.command} {self.path}")
@@ -35,7 +33,7 @@ def _handler(kind: str, name: str, files: dict[str, bytes], log: list[str]) -> t
             if length := int(self.headers.get("Content-Length") or 0):
                 self.rfile.read(length)
             path = unquote(urlsplit(self.path).path).lstrip("/")
-            api = f"api/{kind}s/{name}"
+            api = f"api/datasets/{name}"
             if path in (f"{api}/revision/{COMMIT}", api):
                 siblings = [{"rfilename": file} for file in files]
                 self.send_json(
@@ -43,7 +41,10 @@ def _handler(kind: str, name: str, files: dict[str, bytes], log: list[str]) -> t
                 )
             elif path.startswith(f"{api}/tree/{COMMIT}"):
                 self.send_json(_children(files, path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")))
-            elif path.startswith(f"{where}/resolve/{COMMIT}/") and (file := path.split(f"{COMMIT}/", 1)[1]) in files:
+            elif (
+                path.startswith(f"datasets/{name}/resolve/{COMMIT}/")
+                and (file := path.split(f"{COMMIT}/", 1)[1]) in files
+            ):
                 self.send(200, files[file], X_Repo_Commit=COMMIT, ETag=f'"{_oid(files[file])}"')
             else:
                 missing = "RevisionNotFound" if COMMIT not in path else "EntryNotFound"
@@ -77,13 +78,13 @@ def _oid(body: bytes) -> str:
 
 
 @contextmanager
-def serve(kind: str, name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
+def serve(name: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
     """The address of the hub, and what it was asked so far."""
     files = {
         file.relative_to(folder).as_posix(): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()
     }
     log: list[str] = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(kind, name, files, log))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(name, files, log))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:

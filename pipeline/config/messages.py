@@ -17,23 +17,18 @@ MOST_FAULTS = 20
 """So many faults are put into words: to look for the name that was meant takes milliseconds for each."""
 
 PLAIN = {
-    "tuple_type": "must be a list, such as [1, 2]",
-    "list_type": "must be a list, such as [1, 2]",
-    "dict_type": "must be a mapping of keys to values, for example {kl.beta: 0.1}",
-    "model_type": "must be a mapping of keys to values",
-    "model_attributes_type": "must be a mapping of keys to values",
-    "string_type": "must be a text",
+    "tuple": "must be a list, such as [1, 2]",
+    "list": "must be a list, such as [1, 2]",
+    "dict": "must be a mapping of keys to values, for example {kl.beta: 0.1}",
+    "model": "must be a mapping of keys to values",
     "string_too_short": "must not be empty",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "float_parsing": "must be a number",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
-    "finite_number": "must be a finite number",
+    "string_type": "must be a text",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "finite": "must be a finite number",
 }
-"""pydantic's kinds of faults whose own words are those of a programmer."""
+"""Beginnings of pydantic's kinds of faults whose own words are those of a programmer."""
 
 
 class ConfigFault(NamedTuple):
@@ -83,7 +78,8 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
             f"{key}: needs at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}, has"
             " none"
         )
-    message = PLAIN.get(fault["type"]) or str(fault["msg"]).removeprefix("Value error, ")
+    plain = next((words for kind, words in PLAIN.items() if fault["type"].startswith(kind)), None)
+    message = plain or str(fault["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("nput should be", "nput must be", 1)
     if fault["type"] == "literal_error":
         message += nearest(str(fault["input"]), _quoted(context["expected"]))

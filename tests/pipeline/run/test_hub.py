@@ -65,7 +65,7 @@ def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tm
     train.to_parquet(folder / "train-00000-of-00001.parquet", index=False)
     test.to_parquet(folder / "test-00000-of-00001.parquet", index=False)
     wanted = "1 20 ['Held out.']"
-    with fakehub.serve("dataset", "some-org/MovieReviews", folder.parent) as (address, log):
+    with fakehub.serve("some-org/MovieReviews", folder.parent) as (address, log):
         assert ask(fakehub.COMMIT, tmp_path / "home", HF_ENDPOINT=address, HF_HUB_OFFLINE="0") == wanted
         log.clear()
         # The copy at hand is taken without asking, and never for another commit.
