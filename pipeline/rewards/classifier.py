@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.config.names import nearest
 from pipeline.errors import UserError
 from pipeline.faults import in_words
 from pipeline.models.fp32_heads import fp32_classes
@@ -15,7 +16,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier_settings import ClassifierSettings, label_index
+from pipeline.rewards.classifier_settings import ClassifierSettings
 
 OFFSET = "reward_offset"
 """Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""
@@ -103,6 +104,18 @@ def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room
     if not tokens:
         raise UserError(f"{key} = '{name}': its tokenizer knows no words; its files must lie beside the network")
     return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)
+
+
+def label_index(names: dict[int, str], label: str | None, key: str) -> int:
+    """The output of a label. Raises `UserError` with the labels that there are."""
+    if label is None and len(names) == 1:
+        return next(iter(names))
+    known = {str(name): index for index, name in names.items()}
+    if label is None or label not in known:
+        raise UserError(
+            f"{key} = {label!r}: the model's labels are {', '.join(known)}{nearest(label or '', list(known))}"
+        )
+    return known[label]
 
 
 def _prepare(model: Any, tokenizer: Any) -> None:

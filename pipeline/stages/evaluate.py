@@ -44,6 +44,25 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.new_actor import load_reference
 
+MEANS = {
+    "eval/tie_rate": "tie",
+    "eval/gold": "policy_gold",
+    "eval/gold_reference": "reference_gold",
+    "eval/proxy": "policy_proxy",
+    "eval/proxy_reference": "reference_proxy",
+    "eval/kl_per_sequence": "kl",
+    "eval/length": "policy_length",
+    "eval/eos_rate": "policy_eos",
+    "eval/fault_rate": "policy_faulty",
+    "eval/fault_rate_reference": "reference_faulty",
+}
+"""Metrics that are the mean of a column over the prompts."""
+PARTS = {
+    "policy_reward/": "eval/reward/",
+    "policy_gold/": "eval/gold/",
+    "reference_gold/": "eval/gold_reference/",
+}
+"""How columns of parts of the reward and of further judges begin, and how their metrics do."""
 AFTER = 3
 """Steps after the answers: judging, drift, texts."""
 
@@ -213,40 +232,24 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
     pipeline/run/metrics.csv."""
     tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
     words = [completion.split() for completion in table["policy_completion"]]
+    means = MEANS | {
+        head + column.removeprefix(prefix): column
+        for prefix, head in PARTS.items()
+        for column in table.columns
+        if column.startswith(prefix)
+    }
     summary = {
         **_rate("eval/win_rate", table["win"], draws),
         **_rate("eval/win_rate_proxy", table["win_proxy"], draws),
         # Undefined where the judge decides no pair: no key, since files hold no NaN.
         **({"eval/preference_accuracy": table["agree"].sum() / decided} if decided else {}),
-        "eval/tie_rate": table["tie"].mean(),
-        "eval/gold": table["policy_gold"].mean(),
-        "eval/gold_reference": table["reference_gold"].mean(),
-        "eval/proxy": table["policy_proxy"].mean(),
-        "eval/proxy_reference": table["reference_proxy"].mean(),
+        **{key: table[column].mean() for key, column in means.items() if column in table},
         "eval/kl_per_token": table["kl"].sum() / tokens,
-        "eval/kl_per_sequence": table["kl"].mean(),
         "eval/entropy": table["entropy"].sum() / tokens,
         "eval/distinct_1": distinct(words, 1),
         "eval/distinct_2": distinct(words, 2),
-        "eval/length": table["policy_length"].mean(),
-        "eval/eos_rate": table["policy_eos"].mean(),
-        **{
-            f"eval/fault_rate{suffix}": table[column].mean()
-            for suffix, column in (("", "policy_faulty"), ("_reference", "reference_faulty"))
-            if column in table
-        },
         # exp is capped so that a collapsed policy gives a number that files and plots can hold.
         "eval/ppl_reference": math.exp(min(table["reference_nats"].sum() / tokens, 50.0)),
-        **{
-            f"eval/{name.removeprefix('policy_')}": table[name].mean()
-            for name in table.columns
-            if name.startswith(("policy_reward/", "policy_gold/"))
-        },
-        **{
-            f"eval/gold_reference/{name.removeprefix('reference_gold/')}": table[name].mean()
-            for name in table.columns
-            if name.startswith("reference_gold/")
-        },
     }
     return {key: float(value) for key, value in summary.items()}
 

@@ -13,7 +13,6 @@ from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
 from pipeline.rewards import own
-from pipeline.rewards.classifier_settings import check_classifier
 from pipeline.rewards.kinds import is_own
 from pipeline.rewards.learned_settings import is_judged
 from pipeline.run.hub import check_model
@@ -90,9 +89,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if {"reward", "reference", "values", "train", "evaluate"} & set(stages):
         for key, part in config.scorers.items():
             if part.kind == "classifier":
-                model = part.chosen
-                check_model(f"{key}.classifier.model", model.model, model.revision, pinned=True)
-                check_classifier(f"{key}.classifier.model", model.model, model.label)
+                check_model(f"{key}.classifier.model", part.chosen.model, part.chosen.revision, pinned=True)
             elif part.kind == "ocr":
                 check_ocr(f"{key}.kind")
             elif is_own(part.kind):

@@ -23,7 +23,6 @@ from pipeline.models.policy import Episodes
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.named_files import is_folder, place
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier_settings import check_classifier
 from pipeline.rewards.kinds import SCORING, TRAINED
 from pipeline.rewards.opponents import read_opponents
 from pipeline.rewards.scorers import judge_of, ready, reward_of
@@ -102,7 +101,6 @@ def scorer_of(
         return _ready(key, {"kind": name}, device)
     if _is_folder(name):
         folder = str(place(name))
-        check_classifier(f"{key}.classifier.model", folder, label)
         return _ready(key, {"kind": "classifier", "classifier": {"model": folder, "label": label}}, device)
     if name.count("/") == 2 and not name.startswith((".", "/")):
         return _of_trial(key, name, layout, profile, device)

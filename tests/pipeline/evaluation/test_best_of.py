@@ -52,9 +52,6 @@ def test_the_best_of_each_prompt_is_taken_the_first_of_equal_ones(count: int, wi
     assert found.sampled_tokens == 3 * sum(number + 1 for number in range(count)), "all draws are paid for"
 
 
-# --- KL ----------------------------------------------------------------------------------------------------
-
-
 def best_of_n(p: np.ndarray, ranks: np.ndarray, n: int) -> np.ndarray:
     """The law of the best of n draws of a law on finitely many answers, by enumeration: (F(r) ** n - F(r-) ** n) shared
     among the answers of rank r in proportion to p."""
@@ -91,9 +88,6 @@ def test_the_kl_of_a_trained_policys_choice_adds_the_log_ratios_of_the_chosen() 
     mean = float(torch.from_numpy(law) @ kl_of_chosen(4, ratios))
     assert kl(law, reference) <= mean == pytest.approx(kl(law, reference), abs=0.01)
     assert kl_of_chosen(1, ratios).tolist() == pytest.approx(ratios.sum(1).tolist())
-
-
-# --- a trial that learns nothing -----------------------------------------------------------------------------
 
 
 Run = Callable[..., TrialOutcome]

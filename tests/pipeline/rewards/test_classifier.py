@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import tinynets
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, BertForMaskedLM, BertModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, BertModel
 
-from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.models.tokenizers import train_tokenizer
@@ -18,7 +17,6 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
 from pipeline.rewards.classifier_settings import ClassifierSettings
-from pipeline.stages.sources import check_sources
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 CPU = torch.device("cpu")
@@ -117,17 +115,3 @@ def test_what_is_no_classifier_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(UserError, match="could not be loaded as a sequence classifier"):
         load(headless)
-
-
-def test_a_wrong_label_or_another_kind_of_model_is_refused_before_anything_is_started(tmp_path: Path) -> None:
-    def planned(label: str, model: str) -> None:
-        settings = {"judge.kind": "classifier", "judge.classifier.model": model, "judge.classifier.label": label}
-        check_sources(load_config("smoke", settings), ["evaluate"])
-
-    bert = network("bert")
-    folder, other = save(bert, tmp_path / "judge"), save(BertForMaskedLM(bert.config), tmp_path / "other")
-    planned("GOOD", folder)
-    with pytest.raises(UserError, match=r"^judge.classifier.label = 'good': the model's labels are BAD, GOOD"):
-        planned("good", folder)
-    with pytest.raises(UserError, match=r"^judge.classifier.model = .* is no sequence classifier but BertForMaskedLM$"):
-        planned("GOOD", other)

@@ -45,16 +45,6 @@ def opposed(smoke_layout: Layout) -> TrialOutcome:
     return run_trial(smoke(**OPPOSED), smoke_layout, Recorder(), until="train")
 
 
-def content(root: Path, stages: tuple[str, ...]) -> dict[str, bytes]:
-    """Every file of these stages, but for what speaks of time and the manifest, which lists it."""
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for stage in stages
-        for path in sorted((root / "store" / stage).rglob("*"))
-        if path.is_file() and not {"log", ".locks", ".kept"} & set(path.parts) and path.name != "manifest.json"
-    }
-
-
 def test_rounds_of_pairs_share_the_prompts_and_the_budget_of_one_round() -> None:
     cfg = RewardConfig(learned=LearnedSettings(pairs=12, heldout_pairs=4, rounds=3))
     rows = split_prompts(100, cfg)
@@ -161,49 +151,6 @@ def test_a_trial_pays_for_the_rewards_that_are_its_own(outcome: TrialOutcome) ->
     assert costs["reward"]["generated_tokens"] < own <= costs["reward"]["generated_tokens"] + 64 * 16
     assert outcome.cost["wall_s"] > costs["train-1"]["wall_s"] + costs["reward"]["reward_s"]
     assert outcome.artifacts["train"].meta["tokens"] == outcome.cost["generated_tokens"]
-
-
-class Stop(BaseException):
-    pass
-
-
-class Dies(Recorder):
-    """Dies in a stage: when it begins, or after an update of it."""
-
-    def __init__(self, stage: str, after: int) -> None:
-        super().__init__()
-        self.where, self.after, self.now = stage, after, ""
-
-    def stage(self, name: str, state: str, detail: str = "") -> None:
-        super().stage(name, state, detail)
-        self.now, self.steps = name, []
-
-    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
-        if self.now == self.where and stage == "reward" and done == total > 1 and not self.after:
-            raise Stop
-
-    def metrics(self, step: int, values: Any) -> None:
-        super().metrics(step, values)
-        if self.now == self.where and len(self.steps) == self.after:
-            raise Stop
-
-
-@pytest.mark.slow
-def test_a_trial_that_is_killed_in_every_round_ends_with_the_same_bytes(
-    outcome: TrialOutcome, smoke_layout: Layout, tmp_path: Path
-) -> None:
-    cut = Layout(tmp_path / "cut")
-    for stage, after in (("reward-1", 0), ("train-1", 1), ("reward", 0), ("train", 2)):
-        with pytest.raises(Stop):
-            run_trial(smoke(**TWO), cut, Dies(stage, after))
-    again = run_trial(smoke(**TWO), cut, Recorder())
-    assert {name: made.key for name, made in again.artifacts.items()} == {
-        name: made.key for name, made in outcome.artifacts.items()
-    }
-    for name in ("train-1", "reward", "train", "evaluate"):
-        wanted = content(smoke_layout.root, (f"{name}/{outcome.artifacts[name].key}",))
-        assert content(cut.root, (f"{name}/{outcome.artifacts[name].key}",)) == wanted
-        assert wanted
 
 
 def test_a_cap_in_a_round_ends_all_of_them_until_it_is_raised(outcome: TrialOutcome, smoke_layout: Layout) -> None:

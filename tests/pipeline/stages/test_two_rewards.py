@@ -46,10 +46,7 @@ def test_each_judge_labels_the_same_answers_by_its_own_score(outcome: TrialOutco
 
 def test_further_judges_are_recorded_in_training_and_in_the_evaluation(outcome: TrialOutcome) -> None:
     table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
-    found = [
-        -insulting_words(row["prompt"], row["policy_completion"])
-        for row in table[["prompt", "policy_completion"]].to_dict("records")
-    ]
+    found = [-insulting_words(*row) for row in zip(table["prompt"], table["policy_completion"], strict=True)]
     assert table["policy_gold/harmless"].tolist() == found
     assert outcome.summary["eval/gold/harmless"] == pytest.approx(sum(found) / len(found))
     draws = pd.read_parquet(outcome.artifacts["reference"].path / "draws.parquet")

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,7 +14,7 @@ from helpers import Recorder, smoke
 
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes, response_mask
+from pipeline.models.policy import padded_episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.rewards.scorers import reward_of
@@ -58,14 +57,10 @@ def test_scores_are_those_of_the_training_reward_before_eos_handling(
 ) -> None:
     data = PromptSet.load(outcome.artifacts["prompts"], "train")
     some = table.iloc[[0, 5, 301, 800, 1023]]
-    rows, lengths = some["prompt_id"].tolist(), torch.tensor(some["length"].tolist())
-    responses = torch.zeros(len(some), 16, dtype=torch.long)
-    for place, tokens in enumerate(some["tokens"]):
-        responses[place, : len(tokens)] = torch.from_numpy(tokens.astype(np.int64))
-    episodes = Episodes(
-        torch.cat([data.ids[rows], responses], 1), data.mask[rows], response_mask(lengths, 16),
-        torch.tensor(some["eos"].tolist()),
-    )  # fmt: skip
+    rows = some["prompt_id"].tolist()
+    prompts = [data.ids[row][data.mask[row]].tolist() for row in rows]
+    responses = [tokens.tolist() for tokens in some["tokens"]]
+    episodes = padded_episodes(prompts, responses, torch.tensor(some["eos"].tolist()), data.token_ids["pad_id"])
     proxy = reward_of(outcome.artifacts["reward"], torch.device("cpu"), Room("rows", 8))
     found = proxy(Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows]))
     assert found.tolist() == pytest.approx(some["proxy"].tolist(), abs=1e-5)
