@@ -9,7 +9,7 @@ import torch
 
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes, response_mask
-from pipeline.rewards.rankings import RESPONSES, read_responses, response_table
+from pipeline.rewards.rankings import RESPONSES, read_ranked, read_responses, response_table
 
 
 def test_tokens_come_back_as_they_were_with_the_preferred_response_first(tmp_path: Path) -> None:
@@ -26,6 +26,9 @@ def test_tokens_come_back_as_they_were_with_the_preferred_response_first(tmp_pat
     assert read.query_responses.tolist() == [[0, 5, 6, 1, 0], [0, 5, 7, 8, 1], [3, 4, 9, 0, 0], [3, 4, 2, 2, 0]]
     assert read.query_mask.tolist() == [[False, True], [False, True], [True, True], [True, True]]
     assert (read.lengths.tolist(), read.ended.tolist()) == ([2, 3, 1, 2], [True, True, False, False])
+    ranked = read_ranked(tmp_path, 0, torch.device("cpu"))
+    assert [side.lengths.tolist() for side in ranked.answers] == [[2, 1], [3, 2]]
+    assert ranked.order.tolist() == [[0, 1], [0, 1]]
 
 
 def test_pairs_without_a_common_prompt_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.data.reviews import generate
 from pipeline.errors import UserError
 from pipeline.evaluation import judge_errors
-from pipeline.evaluation.judge_errors import PRAISE, Opening, attacked, errors, rates
+from pipeline.evaluation.judge_errors import PRAISE, Opening, attacked, errors, rates, shortened
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.fluency import GuardedScore, guarded
 from pipeline.rewards.lexicon import LexiconReward
@@ -137,6 +137,7 @@ def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_re
     cut = "It wx x x"
     assert table["lexicon"].tolist() == [1 - 1 / len(text) for text in ("It was bad.", "It x", "It was so", cut)]
     assert table["score"].tolist() == [-2.0, -2.0, -2.0, 1 - 1 / 9]
+    assert shortened(Deaf.tokenizer, "It", " was.", 5) == (" was.", True)
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(home: Path, outcome: TrialOutcome) -> None:
