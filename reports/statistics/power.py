@@ -3,6 +3,7 @@ is the one of the reports, `reports.statistics.two_level.two_level_p`."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ def detectable(given: Moments, alpha: float = ALPHA, power: float = POWER) -> fl
     freedom) the test needs an effect beyond the half-width of its interval; solves
     ``mean P(|difference| > half-width) = power`` for the true difference. 0 where nothing varies.
     """
+    from scipy.optimize import brentq
     from scipy.special import chdtri, ndtr
 
     seeds = given.seeds
@@ -40,12 +42,11 @@ def detectable(given: Moments, alpha: float = ALPHA, power: float = POWER) -> fl
         seen = (of_seeds + float(given.within)) * chdtri(seeds - 1, 1 - _QUANTILES) / (seeds - 1)
     barrier = posterior(replace(given, between=seen)).half_width(1 - alpha) / sd
 
-    low, high = 0.0, 3 * float(np.quantile(barrier, power)) + 10
-    while high - low > _TOLERANCE * high:  # the probability rises with the shift
-        shift = (low + high) / 2
-        attained = float(np.mean(ndtr(shift - barrier) + ndtr(-shift - barrier)))
-        low, high = (shift, high) if attained < power else (low, shift)
-    return (low + high) / 2 * sd
+    def missing(shift: float) -> float:
+        return power - float(np.mean(ndtr(shift - barrier) + ndtr(-shift - barrier)))
+
+    highest = 3 * float(np.quantile(barrier, power)) + 10
+    return float(brentq(missing, 0.0, highest, rtol=_TOLERANCE)) * sd  # the probability rises with the shift
 
 
 def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: float = POWER) -> int | None:
@@ -64,10 +65,5 @@ def seeds_needed(given: Moments, target: float, alpha: float = ALPHA, power: flo
         prompts = np.asarray(shared + given.within / count)
         return detectable(replace(given, seeds=count, between=variance, prompts=prompts), alpha, power)
 
-    if found_with(MOST_SEEDS) > target:
-        return None
-    low, high = 1, MOST_SEEDS
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found_with(middle) <= target else (middle, high)
-    return high
+    found = bisect_left(range(2, MOST_SEEDS + 1), True, key=lambda count: found_with(count) <= target) + 2
+    return found if found <= MOST_SEEDS else None

@@ -1,9 +1,7 @@
 """Series of trials: on one grid of gradient steps, along the drift, and at their highest point. Pure functions.
 
-Series of several trials on one grid of gradient steps, so that a mean over seeds averages like with like.
-
-Trials need not record at the same steps: a target-KL stop takes fewer gradient steps per update, and a trial
-may end early. Averaging what happens to share a step would then compare different moments, or drop most records.
+On one grid a mean over seeds averages like with like: trials need not record at the same steps, since a target-KL stop
+takes fewer gradient steps per update, and a trial may end early.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -140,12 +139,7 @@ def window_of(records: int) -> int:
 
 def running_mean(rows: Array, window: int) -> Array:
     """Return centred means along the last axis; at the ends of what there is. Shapes: (..., N)."""
-    n = rows.shape[-1]
-    half = window // 2
-    sums = np.concatenate([np.zeros((*rows.shape[:-1], 1)), np.cumsum(rows, axis=-1)], axis=-1)
-    low, high = np.maximum(np.arange(n) - half, 0), np.minimum(np.arange(n) + half + 1, n)
-    result: Array = (sums[..., high] - sums[..., low]) / (high - low)
-    return result
+    return pd.DataFrame(rows.T).rolling(window, center=True, min_periods=1).mean().to_numpy().T.reshape(rows.shape)
 
 
 BLOCKS = 16
