@@ -45,7 +45,6 @@ MODULES = (
     "pipeline.trial",
     "pipeline.training.trainer",
     "transformers.models.qwen2.modeling_qwen2",
-    "accelerate",
     "pandas",
 )
 

@@ -14,11 +14,7 @@ cuBLAS."""
 
 
 class MemoryFull(Exception):
-    """Not even a single row fits into memory."""
-
-
-class MemoryFullSomewhere(MemoryFull):
-    """The same in any of several processes; raised in all of them together."""
+    """Not even a single row fits into memory, in this process or in another one of the trial."""
 
 
 def no_warning(message: str) -> None:

@@ -10,25 +10,23 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe, connection, parent_process
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, start_processes
 
-from pipeline.errors import INTERRUPTED, USER_ERROR, UserError
+from pipeline.errors import INTERRUPTED, UserError
 from pipeline.models.loading import device_of
 from pipeline.models.process import settle
-from pipeline.run.leaving import LEFT, Leaving, can_leave
+from pipeline.run.leaving import can_leave
 from pipeline.run.progress import Reporter
 from pipeline.training.processes import MEETING
 
 Work = Callable[[Any, Path, Reporter, Any], None]
-GRACE_SECONDS = 2.0
-"""How long processes may take to end when one of them has failed, and again when they are terminated."""
 LINES = 8
 """Of a traceback, in the message."""
 LOOPBACK = {
@@ -37,7 +35,7 @@ LOOPBACK = {
     if name in ("lo", "lo0")
     for library in ("GLOO", "NCCL")
 }
-"""Environment of the processes: what they say to each other does not leave the machine."""
+"""Environment of the processes: what they send to each other does not leave the machine."""
 
 
 class PipeReporter(Reporter):
@@ -62,77 +60,59 @@ class PipeReporter(Reporter):
 def launch(function: Work, cfg: Any, out: Path, reporter: Reporter, inputs: Any) -> None:
     """Run ``function(cfg, out, reporter, inputs)`` in `cfg.runtime.processes` processes until all have ended.
 
-    Raises what the function raised for the user (`UserError`), `Leaving` where the trial has left, else `RuntimeError`
-    with the end of the traceback.
+    Raises the first error of a process: a `UserError`, `Leaving` where the trial has left, else a `RuntimeError` with
+    the end of the traceback.
     """
-    count, meeting = cfg.runtime.processes, (out / ".meeting").absolute()
+    count, meeting, spawn = cfg.runtime.processes, (out / ".meeting").absolute(), get_context("spawn")
     meeting.unlink(missing_ok=True)  # of processes that were killed: it would name them
-    readers, writers = zip(*(Pipe(duplex=False) for _ in range(count)), strict=True)
-    refused: list[str] = []
-    listener = threading.Thread(target=_listen, args=(readers, reporter, refused), daemon=True)
-    work = (function, meeting, writers, cfg, out, inputs)
-    processes = start_processes(_process, work, count, join=False, daemon=True)  # type: ignore[no-untyped-call]
-    for writer in writers:
+    running, ranks = {}, range(count)
+    for rank in ranks:
+        reader, writer = spawn.Pipe(duplex=False)
+        work = (rank, count, meeting, writer, function, cfg, out, inputs)
+        running[reader] = spawn.Process(target=_process, args=work, daemon=True)
+        running[reader].start()
         writer.close()
-    listener.start()
+    waiting = dict(zip(running, ranks, strict=True))
     try:
-        while not processes.join(grace_period=GRACE_SECONDS):
-            pass
-    except ProcessRaisedException as error:
-        end = "\n".join(str(error).strip().splitlines()[-LINES:])
-        raise RuntimeError(f"process {error.error_index} of {count} failed:\n{end}") from None
-    except ProcessExitedException as error:
-        listener.join()
-        if error.exit_code == USER_ERROR and refused:
-            raise UserError(refused[0]) from None
-        if error.exit_code == LEFT:
-            raise Leaving from None
-        raise RuntimeError(f"process {error.error_index} of {count} ended with {error.exit_code}") from None
+        while waiting:
+            for pipe in cast(list[Connection], connection.wait(waiting)):
+                try:
+                    name, *rest = pipe.recv()
+                except (EOFError, OSError):  # the process ended, or was killed while it wrote
+                    rank = waiting.pop(pipe)
+                    running[pipe].join()
+                    if code := running[pipe].exitcode:
+                        raise RuntimeError(f"process {rank} of {count} ended with {code}") from None
+                else:
+                    if name == "failed":
+                        raise rest[0]
+                    getattr(reporter, name)(*rest)
     finally:
-        for process in processes.processes:
+        for process in running.values():
             process.kill()
             process.join()
-        listener.join()
         meeting.unlink(missing_ok=True)
 
 
-def _listen(readers: Sequence[Connection], reporter: Reporter, refused: list[str]) -> None:
-    """Pass on what the processes send, until all have ended."""
-    waiting = list(readers)
-    while waiting:
-        for pipe in cast(list[Connection], connection.wait(waiting)):
-            try:
-                name, *rest = pipe.recv()
-            except (EOFError, OSError):  # it ended, or was killed while it wrote
-                waiting.remove(pipe)
-            else:
-                refused.append(*rest) if name == "refused" else getattr(reporter, name)(*rest)
-
-
 def _process(
-    rank: int, function: Work, meeting: Path, writers: Sequence[Connection], cfg: Any, out: Path, inputs: Any
+    rank: int, count: int, meeting: Path, pipe: Connection, function: Work, cfg: Any, out: Path, inputs: Any
 ) -> None:
-    """One of the processes, with the environment that ``accelerate launch`` would give it."""
+    """One of the processes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if can_leave():  # a scheduler signals every process of a trial; the first one decides for all
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": len(writers), "LOCAL_WORLD_SIZE": len(writers)}
-    os.environ.update(LOOPBACK | {name: str(value) for name, value in ranks.items()} | {MEETING: str(meeting)})
+    os.environ.update(LOOPBACK | {"RANK": str(rank), "WORLD_SIZE": str(count), MEETING: str(meeting)})
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no output of the command
-    for other in {*writers} - {writers[rank]}:
-        other.close()
     settle(cfg.runtime)
     if device_of(cfg.runtime.device).type == "cuda":
         torch.cuda.set_device(rank)
     try:
-        function(cfg, out, PipeReporter(writers[rank]) if rank == 0 else Reporter(), inputs)
-    except UserError as error:
-        writers[rank].send(("refused", str(error)))
-        sys.exit(USER_ERROR)
-    except Leaving:
-        sys.exit(LEFT)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        function(cfg, out, PipeReporter(pipe) if rank == 0 else Reporter(), inputs)
+    except (UserError, KeyboardInterrupt) as error:  # `Leaving` is one of these
+        pipe.send(("failed", error))
+    except BaseException:
+        end = "\n".join(traceback.format_exc().strip().splitlines()[-LINES:])
+        pipe.send(("failed", RuntimeError(f"process {rank} of {count} failed:\n{end}")))
 
 
 def _end_with_parent() -> None:

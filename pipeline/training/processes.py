@@ -3,7 +3,7 @@ mini-batch.
 
 The shares are put together before anything is averaged: every process then holds the same rollout, the same gradient
 and the same metrics, and takes the same step. So nothing is normalised twice, and the number of processes changes
-results only by the order in which floats are added. Without a launcher there is one process, and nothing happens here.
+results only by the order in which floats are added.
 """
 
 from __future__ import annotations
@@ -15,80 +15,76 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.nn.functional import pad
 
-from pipeline.models.out_of_memory import MemoryFull, MemoryFullSomewhere
+from pipeline.models.out_of_memory import MemoryFull
 
 X = TypeVar("X")
 MEETING = "ABLATE_MEETING"
-"""Names a file in which the processes of our own launcher find each other; other launchers set an address."""
+"""Environment variable with the file in which the processes find each other."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a trial, seen from one of them."""
+    """The processes of a trial, seen from one of them; it alone where none are launched."""
 
-    state: Any
-    """accelerate's `PartialState`: it knows the processes, and nothing of precision or of optimisers."""
+    device: torch.device
+    index: int = 0
+    count: int = 1
 
     @classmethod
     def of(cls, device: torch.device) -> Ranks:
-        """Join the processes that a launcher started for this trial; without a launcher there is this one alone."""
-        from accelerate import PartialState
-
-        met: dict[str, Any] = {}
-        if meeting := os.environ.get(MEETING):
-            met = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-            met["store"] = cast(Any, torch.distributed).FileStore(meeting, met["world_size"])
-        return cls(PartialState(cpu=device.type == "cpu", **met))
-
-    @property
-    def count(self) -> int:
-        return int(self.state.num_processes)
+        """Join the processes that `pipeline.training.launch` has started for this trial, if there are any."""
+        if (meeting := os.environ.get(MEETING)) is None:
+            return cls(device)
+        index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store = cast(Any, distributed).FileStore(meeting, count)
+        distributed.init_process_group(backend, store=store, rank=index, world_size=count)
+        return cls(device, index, count)
 
     @property
     def main(self) -> bool:
         """Whether this is the process that writes."""
-        return bool(self.state.is_main_process)
+        return self.index == 0
 
     def share(self, rows: Sequence[X]) -> slice:
         """This process's part of `rows`, the parts in the order of the processes. Their number divides by that of the
         processes."""
         size = len(rows) // self.count
-        return slice(self.state.process_index * size, (self.state.process_index + 1) * size)
+        return slice(self.index * size, (self.index + 1) * size)
 
     def part(self, rows: Tensor) -> Tensor:
         """This process's part of a mini-batch's rows, every n-th; may be empty."""
-        return rows[self.state.process_index :: self.count]
+        return rows[self.index :: self.count]
 
     def join(self, mine: Tensor) -> Tensor:
         """The shares of all processes along the first dimension, in order; all other dimensions are equal
         everywhere."""
         if self.count == 1:
             return mine
-        from accelerate.utils import gather
-
-        joined: Tensor = gather(mine.contiguous())
-        return joined
+        shares = [torch.empty_like(mine) for _ in range(self.count)]
+        distributed.all_gather(shares, mine.contiguous())
+        return torch.cat(shares)
 
     def gathered(self, mine: X) -> X:
         """The shares of all processes as one, in their order: tensors along the first dimension, all others equal
         everywhere; lists of what JSON holds; dataclasses and mappings of these."""
 
         def tensor(only: Sequence[Tensor]) -> Tensor:
-            return self.join(only[0].to(self.state.device)).to(only[0].device)
+            return self.join(only[0].to(self.device)).to(only[0].device)
 
-        def strings(only: Sequence[list[Any]]) -> list[Any]:
-            return [one for said in self._said(only[0]) for one in said]
+        def rows(only: Sequence[list[Any]]) -> list[Any]:
+            return [one for part in self._all(only[0]) for one in part]
 
-        return mine if self.count == 1 else merged([mine], tensor, strings)
+        return mine if self.count == 1 else merged([mine], tensor, rows)
 
-    def _said(self, mine: X) -> list[X]:
-        """What each process says, in order; as JSON, since the helpers of `torch.distributed` for objects unpickle what
-        comes over a socket."""
-        text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(self.state.device)
-        sizes = self.join(torch.tensor([len(text)], device=self.state.device)).tolist()
+    def _all(self, mine: X) -> list[X]:
+        """The values of all processes, in order; sent as JSON, since the helpers of `torch.distributed` for objects
+        unpickle what comes over a socket."""
+        text = torch.frombuffer(bytearray(json.dumps(mine).encode()), dtype=torch.uint8).to(self.device)
+        sizes = self.join(torch.tensor([len(text)], device=self.device)).tolist()
         texts = self.join(pad(text, (0, max(sizes) - len(text)))[None]).cpu()
         return [json.loads(row[:size].numpy().tobytes()) for row, size in zip(texts, sizes, strict=True)]
 
@@ -96,37 +92,37 @@ class Ranks:
         """Replace each tensor by its sum over the processes, in place."""
         if self.count > 1:
             for tensor in tensors:
-                torch.distributed.all_reduce(tensor)
+                distributed.all_reduce(tensor)
 
     def all_fit(self, work: Callable[[], X]) -> X:
-        """What `work` gives, which speaks to no other process. Raises `MemoryFull` in every process when one of them
-        has no room for it."""
+        """The result of `work`, which exchanges nothing with other processes. Raises `MemoryFull` in every process when
+        one of them has no room for it."""
         if self.count == 1:
             return work()
-        result, said = None, None
+        result, why = None, None
         try:
             result = work()
         except MemoryFull as error:
-            said = str(error)
-        full = torch.tensor(float(said is not None), device=self.state.device)
+            why = str(error)
+        full = torch.tensor(float(why is not None), device=self.device)
         self.add([full])
         if float(full):
-            raise MemoryFullSomewhere(said or f"out of memory in {int(full)} of {self.count} processes")
+            raise MemoryFull(why or f"out of memory in {int(full)} of {self.count} processes")
         return cast(X, result)
 
     def agree(self, value: X) -> X:
-        """What the main process says, something that JSON holds; clocks differ, and all must take the same turn."""
-        return value if self.count == 1 else self._said(value)[0]
+        """The main process's value, something that JSON holds; clocks differ, and all must take the same turn."""
+        return value if self.count == 1 else self._all(value)[0]
 
     def wait(self) -> None:
         """Until every process has come here."""
         if self.count > 1:
-            self.state.wait_for_everyone()
+            distributed.barrier()
 
     def end(self) -> None:
         """Leave the group together; a process that left before the others could end them with an error."""
         if self.count > 1:
-            self.state.destroy_process_group()
+            distributed.destroy_process_group()
 
 
 def concatenated(some: Sequence[X]) -> X:

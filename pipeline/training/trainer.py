@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.config.pairs import only_watched
 from pipeline.config.trial import TrialConfig
-from pipeline.models.out_of_memory import MemoryFull, MemoryFullSomewhere, Room
+from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler
 from pipeline.models.static_sampler import choose_sampler
@@ -129,7 +129,6 @@ class Trainer:
             where = f"in the update after step {state.planned}; the policy kept is that of step {kept}"
             return "diverged", f"{error} {where}"
         except MemoryFull as error:
-            self._check_shared(error)
             state.taken = max(state.taken, self.reached)
             self.ledger.mark()
             self.cap = Reached("memory_gib", self.cfg.caps.memory_gib, str(error))
@@ -247,19 +246,12 @@ class Trainer:
         try:
             while state.update < self.healthy.update:
                 self._learn(self._rollout(), lambda step, values: None)
-        except (Diverged, MemoryFull) as error:
+        except (Diverged, MemoryFull):
             # On a card, sums need not be rounded alike twice, nor is as much memory free; the checkpoint's own weights
             # are healthy ones.
-            self._check_shared(error)
             state.load_learner(content)
         kept, state.update, state.taken = state.planned, ended.update, ended.taken
         return kept
-
-    def _check_shared(self, error: Exception) -> None:
-        """Raise a lack of memory that this process alone has seen: the others wait for it, and are ended by whoever
-        started them."""
-        if self.ranks.count > 1 and isinstance(error, MemoryFull) and not isinstance(error, MemoryFullSomewhere):
-            raise error
 
     def left(self) -> dict[str, Any]:
         """What the next round begins with; what was spent is apart, since no two runs spend the same seconds."""

@@ -33,7 +33,6 @@ PRELOAD = [
     "studies.execution.child",
     "pipeline.trial",
     "pipeline.training.trainer",
-    "accelerate",
     "transformers.models.qwen2.modeling_qwen2",
 ]
 """Imported once by the server that children are forked from, so that a child starts in milliseconds."""
