@@ -1,4 +1,9 @@
-"""Advantages from replayed states, and targets of a critic that learns from them."""
+"""Advantages from replayed states, and targets of a critic that learns from them. A state is replayed when it is
+sampled onwards several times by the policy that made the rollout.
+
+B responses, T columns. A state is the prompt with the first t tokens of its response, and its value the expected
+rewards from token t on. Values are known at some states of a response, the first of them at t = 0.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,48 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import AdvantageEstimate, Judged
-from pipeline.algorithms.mathematics.replay import segment_gae
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.algorithm import AlgorithmConfig
+
+
+def starts(lengths: Tensor, width: int, every: int) -> Tensor:
+    """(B, T) True at the states that are replayed: each `every`-th from the first on, within a response of lengths
+    (B,)."""
+    place = torch.arange(width, device=lengths.device)
+    return (place % every == 0) & (place < lengths.unsqueeze(1))
+
+
+def held(values: Tensor, known: Tensor) -> Tensor:
+    """(B, T) the value of the newest known state at each place; values and known (B, T), known at 0.
+
+    Between two known states it does not lean towards the next one, as a line between them would: that value depends on
+    the tokens in between, and a baseline that knows what it is subtracted from takes away some of the gradient.
+    """
+    place = torch.arange(values.shape[1], device=values.device).expand_as(values)
+    newest = torch.where(known, place, 0).cummax(dim=1).values
+    return values.gather(1, newest)
+
+
+def segment_gae(rewards: Tensor, values: Tensor, known: Tensor, mask: Tensor, lam: float) -> Tensor:
+    """Advantages (B, T) by GAE whose steps are the segments between known states; 0 on invalid tokens, no discount.
+
+        G_t = r_t + V_(t+1) + λ (G_(t+1) - V_(t+1))   before a known state,   r_t + G_(t+1)   before any other
+        A_t = G_t - V of the newest known state
+
+    rewards, values (B, T) in score units; known, mask (B, T) bool, known at the first token of every response. λ = 0
+    compares the next known state with the newest one, VinePPO (Kazemnejad 2024, arXiv 2410.01679); λ = 1 compares the
+    rewards of the response with it. With every state known it is GAE (`advantages.gae`).
+    """
+    zero = torch.zeros((), dtype=values.dtype, device=values.device)
+    rewards, values = torch.where(mask, rewards, zero), torch.where(known, values, zero)
+    gains = torch.zeros_like(values)
+    carry = values.new_zeros(values.shape[0])  # what a token leads to beside its own reward
+    for t in reversed(range(values.shape[1])):
+        gain = rewards[:, t] + carry
+        gains[:, t] = gain
+        carry = torch.where(known[:, t], values[:, t] + lam * (gain - values[:, t]), gain)
+        carry = torch.where(mask[:, t], carry, zero)
+    return torch.where(mask, gains - held(values, known), zero)
 
 
 def by_replay(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.soft_values import v_star
+from pipeline.algorithms.mathematics.groups import v_star
 from pipeline.algorithms.settings import VStarSettings
 from pipeline.config.effects import value_at
 from pipeline.config.trial import TrialConfig

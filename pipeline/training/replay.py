@@ -11,8 +11,8 @@ from torch import Tensor
 from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import to_go
-from pipeline.algorithms.mathematics.replay import starts
 from pipeline.algorithms.mathematics.shaping import token_rewards
+from pipeline.algorithms.replay import starts
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation, uniforms

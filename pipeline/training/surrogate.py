@@ -7,12 +7,14 @@ second one is the usual backward with these slopes as weights. Exact, and nothin
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.aggregation import response_weights
 from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.registry import surrogate_of
+from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm, Rows, summed
@@ -66,3 +68,23 @@ def of_rows(flat: Tensor, mask: Tensor, share: Tensor | float = 1.0) -> Tensor:
     """Sums over each response, times its `share` (b,): flat (N,) and mask (b, T) of the rows; (b,)."""
     # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
     return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)
+
+
+def response_weights(lengths: Tensor, tokens: Tensor, sequences: int, longest: int, cfg: AlgorithmConfig) -> Tensor:
+    """Summed weight of a response's tokens, times the mini-batch's number of tokens; (B,).
+
+    lengths (B,) valid tokens of some responses, `tokens` () and `sequences` of the whole mini-batch, `longest` tokens
+    that a response can have. A token has this divided by its response's length: 1 for ``token_mean``. The weights of
+    ``seq_mean_token_sum`` and ``constant`` differ by a factor that does not vary, which Adam divides out again.
+    """
+    match cfg.aggregation:
+        case "token_mean":
+            return lengths.to(tokens.dtype)
+        case "seq_mean_token_mean":
+            return (tokens / sequences).expand(len(lengths))
+        case "seq_mean_token_sum":
+            return lengths * (tokens / sequences)
+        case "constant":
+            return lengths * (tokens / (sequences * longest))
+        case _:
+            assert_never(cfg.aggregation)

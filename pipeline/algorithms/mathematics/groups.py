@@ -1,10 +1,12 @@
-"""Scores of several responses to one prompt, compared with each other.
+"""Scores of several responses to one prompt: compared with each other, and their soft maximum.
 
-scores (B,); groups (B,) int64, equal for the responses to one prompt, in any order; results (B,). Every function raises
-`ValueError` for a group of one, which has nothing to be compared with.
+scores (B,); groups (B,) int64, equal for the responses to one prompt, in any order; results (B,). Every comparison
+raises `ValueError` for a group of one, which has nothing to be compared with.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -30,6 +32,22 @@ def normalised(scores: Tensor, groups: Tensor, epsilon: float) -> Tensor:
     distances = centred(scores, groups)
     squares, sizes = _sums(distances**2, groups)
     return distances / ((squares / (sizes - 1)).sqrt() + epsilon)
+
+
+def v_star(scores: Tensor, beta: float) -> Tensor:
+    """The soft maximum of the scores of N reference samples.
+
+        V* = β₁ (logsumexpᵢ(rᵢ / β₁) - log N)
+
+    scores (n, N) in score units, N samples of each of n prompts; β₁ = `beta` > 0, in score units per nat; returns (n,)
+    in score units, float64. It lies between the mean of the scores (β₁ → ∞) and their maximum (β₁ → 0). The logarithm
+    of a mean is biased low: for r ~ N(0, 1), whose V* is 1 / (2 β₁), 8 samples give 0.70 of 1.00 at β₁ 0.5. Brantley
+    2025 (arXiv 2505.20686), stage 1 of A*-PO. Raises `ValueError` where there is no sample.
+    """
+    count = scores.shape[1]
+    if not count:
+        raise ValueError("v_star: a prompt has no scored sample")
+    return beta * (torch.logsumexp(scores.double() / beta, dim=1) - math.log(count))
 
 
 def _sums(values: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from tinytrial import EOS, FLOOR, VOCAB, moved, trainer
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
-from pipeline.algorithms.mathematics.replay import starts
+from pipeline.algorithms.replay import starts
 from pipeline.training.replay import Replays, chosen_rows, replay, replay_metrics
 from pipeline.training.trainer import Trainer
 

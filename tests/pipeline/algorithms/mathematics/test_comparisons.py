@@ -10,9 +10,8 @@ import torch
 from naive import drawn
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.groups import centred, leave_one_out, normalised
+from pipeline.algorithms.mathematics.groups import centred, leave_one_out, normalised, v_star
 from pipeline.algorithms.mathematics.preference import DPO, IPO, PairLoss, dpo_loss, ipo_loss, prefers
-from pipeline.algorithms.mathematics.soft_values import v_star
 
 ALL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "leave one out": leave_one_out,

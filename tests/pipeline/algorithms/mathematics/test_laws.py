@@ -17,9 +17,9 @@ from pipeline.algorithms.mathematics.advantages import explained_variance, gae
 from pipeline.algorithms.mathematics.kl import k1, k2, k3
 from pipeline.algorithms.mathematics.losses import dual_clip, policy_loss, value_loss
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_sum, masked_var, masked_whiten
-from pipeline.algorithms.mathematics.replay import segment_gae, starts
 from pipeline.algorithms.mathematics.shaping import group_non_score_reward, non_score_reward, token_rewards
 from pipeline.algorithms.mathematics.token_groups import Credit, credited, group_numbers, group_sums
+from pipeline.algorithms.replay import segment_gae, starts
 from pipeline.models.policy import to_grid
 
 
