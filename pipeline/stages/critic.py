@@ -13,11 +13,14 @@ import numpy as np
 import pandas as pd
 import torch
 
+from pipeline.algorithms.mathematics.advantages import to_go
+from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.critic import save_critic
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
+from pipeline.models.policy import Episodes, response_mask
 from pipeline.models.process import bench
 from pipeline.rewards.scored_samples import SAMPLES, read_scores
 from pipeline.run.layout import write_json
@@ -25,7 +28,7 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.judging import final_scores
 from pipeline.training.new_actor import load_reference, with_critic
-from pipeline.training.value_pretraining import ScoredResponses, pretrain
+from pipeline.training.value_pretraining import pretrain
 
 LEARNING_RATE = 1e-3
 """Of value pre-training, which fits a head from zero."""
@@ -49,17 +52,17 @@ def critic(
         actor.lm.requires_grad_(False)  # before the meter looks at what is trained
         meter(actor.networks, at.ledger.work)
         data = PromptSet.load(prompts, "train")
-        samples = _samples(cfg, values, data)
+        samples, targets = _samples(cfg, values, data)
         room = Room("runtime.micro_batch_size", cfg.runtime.micro_batch_size, reporter.warn)
         with at.ledger.timed("train"):
             explained = pretrain(
-                actor, samples, steps, cfg.train.batch_size, LEARNING_RATE, cfg.algorithm.gamma,
-                0, room, lambda done: reporter.progress("critic", done, steps, "value pre-training"),
+                actor, samples, targets, steps, cfg.train.batch_size, LEARNING_RATE, 0, room,
+                lambda done: reporter.progress("critic", done, steps, "value pre-training"),
             )  # fmt: skip
         save_critic(actor, out / "critic.safetensors")
     # Rewards that are all equal have no variance, and files hold no NaN.
     known = {"explained_variance": explained} if math.isfinite(explained) else {}
-    summary = {"steps": steps, "samples": len(samples.scores), **known}
+    summary = {"steps": steps, "samples": len(targets), **known}
     write_json(out / "summary.json", summary)
     note = (
         f"explains {100 * explained:.0f} % of the variance of held-out samples' rewards to go"
@@ -69,18 +72,17 @@ def critic(
     return {"note": note, **summary}
 
 
-def _samples(cfg: TrialConfig, values: Artifact, data: PromptSet) -> ScoredResponses:
+def _samples(cfg: TrialConfig, values: Artifact, data: PromptSet) -> tuple[Episodes, torch.Tensor]:
+    """The scored samples, and their rewards to go (M, T): at the reference no KL penalty is due."""
     grids = {name: torch.tensor(grid) for name, grid in read_scores(values).items()}
-    tokens = pd.read_parquet(values.path / SAMPLES, columns=["tokens"])["tokens"]
-    padded = np.zeros((len(tokens), cfg.train.response_length), dtype=np.int64)
-    for row, response in enumerate(tokens):
+    drawn = pd.read_parquet(values.path / SAMPLES, columns=["tokens"])["tokens"]
+    padded = np.zeros((len(drawn), cfg.train.response_length), dtype=np.int64)
+    for row, response in enumerate(drawn):
         padded[row, : len(response)] = response
     each = grids["proxy"].shape[1]
     lengths, ended = grids["length"].flatten().long(), grids["eos"].flatten()
-    return ScoredResponses(
-        data.ids.repeat_interleave(each, 0),
-        data.mask.repeat_interleave(each, 0),
-        torch.from_numpy(padded),
-        lengths,
-        final_scores(grids["proxy"].flatten().float(), lengths, ended, cfg.train),
-    )
+    scores = final_scores(grids["proxy"].flatten().float(), lengths, ended, cfg.train)
+    mask = response_mask(lengths, cfg.train.response_length)
+    targets = to_go(token_rewards(scores, torch.zeros(mask.shape), mask), mask, cfg.algorithm.gamma)
+    tokens = torch.cat([data.ids.repeat_interleave(each, 0), torch.from_numpy(padded)], 1)
+    return Episodes(tokens, data.mask.repeat_interleave(each, 0), mask, ended), targets

@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.algorithms.mathematics.advantages import explained_variance, to_go
-from pipeline.algorithms.mathematics.shaping import token_rewards
+from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
+from pipeline.models.policy import ActorCritic, Episodes, to_grid
 from pipeline.training.experience import in_turn
 from pipeline.training.supervised import ShareOfLoss, Supervised
 
@@ -20,45 +18,19 @@ HELD_OUT = 16
 """One sample in so many tells how well the critic predicts; it is not trained on."""
 
 
-@dataclass(frozen=True)
-class ScoredResponses:
-    """M scored responses of the reference, on the CPU."""
-
-    queries: Tensor
-    """(M, P) int64, left-padded."""
-    query_mask: Tensor
-    """(M, P) bool."""
-    responses: Tensor
-    """(M, T) int64, right-padded."""
-    lengths: Tensor
-    """(M,) valid tokens."""
-    scores: Tensor
-    """(M,) after EOS handling, score units."""
-
-    def take(self, rows: Tensor, gamma: float, device: torch.device) -> tuple[Episodes, Tensor]:
-        """Some of them as episodes, and their rewards to go (b, T): at the reference no KL penalty is due."""
-        mask = response_mask(self.lengths[rows], self.responses.shape[1])
-        scores = self.scores[rows]
-        targets = to_go(token_rewards(scores, torch.zeros(mask.shape, dtype=scores.dtype), mask), mask, gamma)
-        ended = torch.ones(len(rows), dtype=torch.bool)  # asked by nobody here
-        tokens = torch.cat([self.queries[rows], self.responses[rows]], 1)
-        moved = [part.to(device) for part in (tokens, self.query_mask[rows], mask, ended)]
-        return Episodes(*moved), targets.to(device)
-
-
 def pretrain(
     actor: ActorCritic,
-    samples: ScoredResponses,
+    samples: Episodes,
+    targets: Tensor,
     steps: int,
     batch: int,
     lr: float,
-    gamma: float,
     seed: int,
     room: Room,
     progress: Callable[[int], None],
 ) -> float:
-    """Fit the critic to the rewards to go of `batch` samples a step, by half the mean squared error over their tokens;
-    the policy stays as it is.
+    """Fit the critic to the rewards to go of M samples, `targets` (M, T), both on the CPU: `batch` samples a step, by
+    half the mean squared error over their tokens; the policy stays as it is.
 
     Returns the share of the variance of held-out samples' rewards to go that it explains in the end. Raises
     `MemoryFull`.
@@ -66,25 +38,28 @@ def pretrain(
     actor.lm.requires_grad_(False)
     critic = nn.ModuleList([part for part in (actor.value_head, actor.critic_trunk) if part is not None])
     device = next(critic.parameters()).device
-    order = torch.arange(len(samples.scores))
+
+    def take(rows: Tensor) -> tuple[Episodes, Tensor]:
+        return samples.each(lambda column: column[rows].to(device)), targets[rows].to(device)
+
+    order = torch.arange(len(targets))
     heldout, mine = order[::HELD_OUT], order[order % HELD_OUT != 0]
     fitted = Supervised(critic, actor.networks[1:], 0.0, room, False)
     for step in range(steps):
         rows = mine[in_turn(len(mine), batch, step, seed, "value pretraining")]
-        episodes, targets = samples.take(rows, gamma, device)
-        fitted.step(lr, batch, _loss(actor, episodes, targets))
+        fitted.step(lr, batch, _loss(actor, *take(rows)))
         progress(step + 1)
     fitted.close()
     with torch.no_grad():
-        episodes, targets = samples.take(heldout, gamma, device)
-        grid = torch.zeros_like(targets)
+        episodes, returns = take(heldout)
+        grid = torch.zeros_like(returns)
 
         def fill(rows: Tensor, chunk: Episodes) -> None:
             mask = chunk.response_mask
             grid[rows, : mask.shape[1]] = to_grid(_values(actor, chunk), mask)
 
         episodes.by_length(room, fill)
-        return explained_variance(grid, targets, episodes.response_mask)
+        return explained_variance(grid, returns, episodes.response_mask)
 
 
 def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLoss:
