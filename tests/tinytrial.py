@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
 from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
-from pipeline.run.metrics_log import MetricsLog, merged
+from pipeline.run.metrics_log import merged
 from pipeline.training.checkpoint import Files
 from pipeline.training.experience import Experience, Measured, Rows
 from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
@@ -120,7 +119,6 @@ def trainer(
     **knobs: Any,
 ) -> Trainer:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "metrics.jsonl"
     generator = torch.Generator().manual_seed(0)
     queries = torch.randint(2, VOCAB, (20, 4), generator=generator)
     mask = torch.arange(4) >= torch.randint(0, 4, (20, 1), generator=generator)
@@ -143,7 +141,7 @@ def trainer(
             CLOSES.get(config.kl.group),
         ),
         score_in_two if config.floor.part else score,
-        Files(partial(MetricsLog, path), folder / "checkpoints"),
+        Files(folder / "metrics.jsonl", folder / "checkpoints"),
         reporter or Recorder(),
         ledger,
         part,

@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +162,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         Networks(actor, reference),
         TrainingData(data.ids, data.mask, data.token_ids, samples, pairs, closes),
         score,
-        Files(partial(MetricsLog, metrics), out / KEPT),
+        Files(metrics, out / KEPT),
         reporter,
         ledger,
         round_,

@@ -9,11 +9,12 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from pipeline.config.runtime import RuntimeConfig
+from pipeline.run.metrics_log import MetricsLog
 from pipeline.run.progress import RESUMED, Reporter
 from pipeline.training.processes import Ranks
 from pipeline.training.rounds import Round
@@ -68,22 +69,11 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
 
 
-class Log(Protocol):
-    """Where metrics go; `offset` is a place to come back to."""
-
-    offset: int
-
-    def append(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def flush(self, *, durable: bool = True) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NullLog:
+class NullLog(MetricsLog):
     """The metrics file of a process that does not write."""
 
-    offset = 0
+    def __init__(self) -> None:
+        self.offset = 0
 
     def append(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -96,9 +86,9 @@ class NullLog:
 class Files:
     """What a trial writes while it runs."""
 
-    open_log: Callable[[int], Log]
-    """Opens the metrics file at an offset and cuts off what stood behind it; 0 is a fresh file."""
+    metrics: Path
     checkpoints: Path
+    """A folder."""
 
 
 class Checkpoints:
@@ -106,7 +96,7 @@ class Checkpoints:
 
     def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Reporter, round_: Round) -> None:
         self._files, self._state, self._ranks, self._watch, self._round = files, state, ranks, watch, round_
-        self.log: Log = NullLog()
+        self.log: MetricsLog = NullLog()
         self.saved = Progress()
         """Where the newest one was written."""
 
@@ -146,7 +136,7 @@ class Checkpoints:
         content, state = self.newest(), self._state
         if content is not None:
             try:
-                self.log = self._files.open_log(content["offset"])
+                self.log = MetricsLog(self._files.metrics, content["offset"])
             except (ValueError, FileNotFoundError) as error:
                 self._watch.warn(f"the metrics do not fit the checkpoint ({error}); starting over")
                 shutil.rmtree(self._files.checkpoints)
@@ -156,7 +146,7 @@ class Checkpoints:
             self._watch.progress("train", state.planned, state.cfg.train.steps, RESUMED)
             return
         begun = self._round.begin() if self._round.begin else None  # where the round before ended
-        self.log = self._files.open_log(begun["offset"] if begun else 0)
+        self.log = MetricsLog(self._files.metrics, begun["offset"] if begun else 0)
         if begun:
             self._load(begun)
         self.save()

@@ -13,9 +13,6 @@ from pipeline.config.trial import TrialConfig
 NOISE = 5.0
 """Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
 
-TOGETHER = 256
-"""Responses whose token pairs are sorted at once."""
-
 
 class Diverged(Exception):
     """The numbers are no longer finite, or the policy has collapsed; an outcome of the trial, not a fault of the
@@ -31,19 +28,12 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
     rows = counts > 0
     if not bool(rows.any()):
         return 0.0
-    parts = zip(torch.split(responses, TOGETHER), torch.split(mask, TOGETHER), strict=True)
-    different = torch.cat([_different(some, valid[:, 1:], tokens) for some, valid in parts])
-    return float((1 - different[rows] / counts[rows]).mean())
-
-
-def _different(responses: Tensor, valid: Tensor, tokens: int) -> Tensor:
-    """How many different pairs of neighbours each response (B, T) has, (B,); valid (B, T - 1), token numbers below
-    `tokens`."""
-    pairs = responses[:, :-1] * tokens + responses[:, 1:]
-    ordered = torch.where(valid, pairs, -1).sort(dim=1).values
-    fresh = torch.ones_like(valid)
+    pairs = torch.where(mask[:, 1:], responses[:, :-1] * tokens + responses[:, 1:], -1)
+    ordered = pairs.sort(dim=1).values
+    fresh = torch.ones_like(mask[:, 1:])
     fresh[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    return (fresh & (ordered >= 0)).sum(1)
+    different = (fresh & (ordered >= 0)).sum(1)
+    return float((1 - different[rows] / counts[rows]).mean())
 
 
 def check_collapse(metrics: dict[str, float], cfg: TrialConfig) -> None:
@@ -70,10 +60,8 @@ def negative_kl(logprobs: Tensor, ref_logprobs: Tensor) -> str | None:
     by many standard errors means that they were not sampled from the π that was measured.
     """
     per_sequence = (logprobs - ref_logprobs).double().sum(1)
-    mean, error = (
-        float(per_sequence.mean()),
-        float(per_sequence.std(correction=0)) / math.sqrt(max(len(per_sequence) - 1, 1)),
-    )
+    mean, spread = float(per_sequence.mean()), float(per_sequence.std(correction=0))
+    error = spread / math.sqrt(max(len(per_sequence) - 1, 1))
     if not mean < -NOISE * error - 1e-4:
         return None
     return (

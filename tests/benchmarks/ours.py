@@ -17,6 +17,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.training import checkpoint as checkpoint_module
 from pipeline.training.checkpoint import Files
 from pipeline.training.given import Networks, TrainingData
 from pipeline.training.judging import Scores
@@ -61,17 +62,13 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
     that the card has."""
     keep_freed_memory()
     precision_module.mixed_precision = lambda _: precision
+    TimedLog.meter, checkpoint_module.MetricsLog = meter, TimedLog  # type: ignore[misc]
     cfg, queries = size.settings(kind), size.prompts()
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
         last = (episodes.context_length + episodes.lengths - 1).unsqueeze(1)
         scores = reward(episodes.query_responses).gather(1, last).squeeze(1)
         return Scores(scores, scores, [""] * len(rows), [""] * len(rows))
-
-    def open_log(offset: int) -> MetricsLog:
-        log = TimedLog(folder / "metrics.jsonl")
-        log.meter = meter
-        return log
 
     policy = size.network().to(device)
     ledger = Ledger()
@@ -84,7 +81,7 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
         Networks(actor, freeze(size.network().to(device))),
         TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), tokens),
         score,
-        Files(open_log, folder / "checkpoints"),
+        Files(folder / "metrics.jsonl", folder / "checkpoints"),
         Watch(meter),
         ledger,
     )

@@ -29,7 +29,6 @@ from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.rewards.settings import RewardConfig
-from pipeline.run.metrics_log import MetricsLog
 from pipeline.training.checkpoint import Files
 from pipeline.training.given import Networks, TrainingData
 from pipeline.training.judging import Scores
@@ -105,10 +104,10 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     queries = torch.randint(2, VOCAB, (20, 9), generator=generator)
     mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
     folder.mkdir(exist_ok=True)
-    log, tokens = folder / "metrics.jsonl", {"eos_id": -1 if full else 1, "pad_id": 0}
+    tokens = {"eos_id": -1 if full else 1, "pad_id": 0}
     pairs = StoredPairs(full_pairs(queries)) if cfg.train.data == "pairs" else None
     data = TrainingData(queries, mask, tokens, pairs=pairs)
-    files = Files(lambda _: MetricsLog(log), folder / "kept")
+    files = Files(folder / "metrics.jsonl", folder / "kept")
     Trainer(cfg, Networks(actor, reference), data, score, files, Recorder(), ledger).run()
     return ledger
 
