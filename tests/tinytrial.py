@@ -23,9 +23,8 @@ from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import merged
 from pipeline.training.checkpoint import Files
 from pipeline.training.experience import Experience, Measured, Rows
-from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
-from pipeline.training.judging import Scores
-from pipeline.training.pairs import StoredPairs
+from pipeline.training.given import Networks, Outcome, TrainingData
+from pipeline.training.judging import Scores, v_star_of
 from pipeline.training.rounds import Round
 from pipeline.training.trainer import Trainer
 
@@ -68,21 +67,21 @@ def score_in_two(episodes: Episodes, rows: Sequence[int]) -> Scores:
     return replace(whole, parts={"low": whole.proxy, "odd": odd - 1.0})
 
 
-def samples() -> ReferenceScores:
-    """Four scored samples of each prompt; any will do."""
+def samples() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rewards, lengths and ends of four samples of each prompt; any will do."""
     stream = torch.Generator().manual_seed(4)
     lengths = torch.randint(1, 11, (20, 4), generator=stream)
-    return ReferenceScores(torch.randn(20, 4, generator=stream), lengths, lengths < 10)
+    return torch.randn(20, 4, generator=stream), lengths, lengths < 10
 
 
-def stored_pairs() -> StoredPairs:
+def stored_pairs() -> Episodes:
     """Ten pairs of responses to prompts of several lengths; any will do."""
     stream = torch.Generator().manual_seed(5)
     lengths = torch.randint(1, 11, (20,), generator=stream)
     query_mask = torch.arange(4) >= torch.randint(0, 4, (10, 1), generator=stream).repeat_interleave(2, 0)
     tokens = torch.randint(2, VOCAB, (20, 14), generator=stream)
     tokens[:, :4] = tokens[::2, :4].repeat_interleave(2, 0)
-    return StoredPairs(Episodes(tokens, query_mask, response_mask(lengths, 10), lengths < 10))
+    return Episodes(tokens, query_mask, response_mask(lengths, 10), lengths < 10)
 
 
 def model() -> Any:
@@ -136,7 +135,7 @@ def trainer(
             queries,
             mask,
             {"eos_id": EOS, "pad_id": PAD},
-            samples(),
+            v_star_of(config, *samples()) if config.algorithm.needs_values else None,
             stored_pairs() if config.train.data == "pairs" else None,
             CLOSES.get(config.kl.group),
         ),

@@ -41,11 +41,10 @@ from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.checkpoint import Files, checkpoints
-from pipeline.training.given import Networks, Outcome, ReferenceScores, TrainingData
-from pipeline.training.judging import Scores
+from pipeline.training.given import Networks, Outcome, TrainingData
+from pipeline.training.judging import Scores, v_star_of
 from pipeline.training.launch import launch
 from pipeline.training.new_actor import load_reference, new_actor
-from pipeline.training.pairs import StoredPairs
 from pipeline.training.rounds import carried_on, described, has_ended, leave, round_of
 from pipeline.training.trainer import Trainer
 
@@ -150,17 +149,15 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     beside += [] if round_ is None or round_.start is None else [round_.start]
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
-    samples = None
+    v_star = None
     if inputs.values is not None and cfg.algorithm.needs_values:
-        samples = ReferenceScores(*map(torch.tensor, read_scores(inputs.values).values()))
+        v_star = v_star_of(cfg, *map(torch.tensor, read_scores(inputs.values).values()))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
-    pairs = (
-        StoredPairs(read_responses(inputs.reward.path, data.token_ids["pad_id"])) if cfg.train.data == "pairs" else None
-    )
+    pairs = read_responses(inputs.reward.path, data.token_ids["pad_id"]) if cfg.train.data == "pairs" else None
     trainer = Trainer(
         cfg,
         Networks(actor, reference),
-        TrainingData(data.ids, data.mask, data.token_ids, samples, pairs, closes),
+        TrainingData(data.ids, data.mask, data.token_ids, v_star, pairs, closes),
         score,
         Files(metrics, out / KEPT),
         reporter,

@@ -7,14 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.groups import v_star
-from pipeline.algorithms.settings import VStarSettings
-from pipeline.config.effects import value_at
-from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
-from pipeline.models.policy import ActorCritic
-from pipeline.training.judging import final_scores
-from pipeline.training.pairs import StoredPairs
+from pipeline.models.policy import ActorCritic, Episodes
 
 
 @dataclass
@@ -41,27 +35,6 @@ class Networks:
 
 
 @dataclass(frozen=True)
-class ReferenceScores:
-    """N scored samples of the reference on each of n training prompts, by the number of the prompt; each (n, N), on the
-    CPU. V* is computed from them, whatever its knobs."""
-
-    proxy: Tensor
-    """Calibrated training reward, before EOS handling."""
-    lengths: Tensor
-    """int64, valid tokens."""
-    ended: Tensor
-    """bool, True where the response ended by EOS."""
-
-    def v_star(self, cfg: TrialConfig) -> Tensor:
-        """V* of every prompt, (n,) float64: of as many samples as `algorithm.v_star.samples` says, scored as those of a
-        rollout are."""
-        knobs: VStarSettings = value_at(cfg, "algorithm.v_star")
-        used = slice(knobs.samples)
-        final = final_scores(self.proxy[:, used], self.lengths[:, used], self.ended[:, used], cfg.train)
-        return v_star(final, knobs.beta)
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """All training prompts, left-padded, on the CPU; n of them."""
 
@@ -71,9 +44,9 @@ class TrainingData:
     """(n, P) bool."""
     token_ids: dict[str, int]
     """``eos_id`` and ``pad_id``."""
-    samples: ReferenceScores | None = None
-    """Of the reference for the same prompts, where the advantage needs them."""
-    pairs: StoredPairs | None = None
-    """To learn from instead of rollouts."""
+    v_star: Tensor | None = None
+    """(n,) float64, V* of each, where the advantage needs it."""
+    pairs: Episodes | None = None
+    """(2m, ...) stored pairs to learn from instead of rollouts: the preferred response of each, then the other one."""
     closes: Tensor | None = None
     """(V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged
+from pipeline.algorithms.mathematics.groups import v_star
 from pipeline.algorithms.mathematics.shaping import (
     beta_in_reward,
     group_non_score_reward,
@@ -18,6 +19,8 @@ from pipeline.algorithms.mathematics.shaping import (
     overlong,
     with_floor,
 )
+from pipeline.algorithms.settings import VStarSettings
+from pipeline.config.effects import value_at
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import token_stats
@@ -138,6 +141,15 @@ def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConf
     """Scores of responses after EOS handling and the penalty on overlong ones; all of one shape, score units."""
     final = handle_missing_eos(proxy, ended, train.missing_eos, train.missing_eos_penalty)
     return overlong(final, lengths, ended, train.response_length, train.overlong_share, train.overlong_penalty)
+
+
+def v_star_of(cfg: TrialConfig, proxy: Tensor, lengths: Tensor, ended: Tensor) -> Tensor:
+    """V* of n prompts, (n,) float64, by N samples of the reference for each; (n, N) their calibrated training rewards
+    before EOS handling, valid tokens, and True where they ended by EOS. `algorithm.v_star.samples` of them are used,
+    scored as the responses of a rollout are."""
+    knobs: VStarSettings = value_at(cfg, "algorithm.v_star")
+    used = slice(knobs.samples)
+    return v_star(final_scores(proxy[:, used], lengths[:, used], ended[:, used], cfg.train), knobs.beta)
 
 
 def judge(final: Tensor, non_score: Tensor, values: Tensor | None, mask: Tensor, cfg: TrialConfig) -> Judged:

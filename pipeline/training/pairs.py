@@ -7,7 +7,7 @@ then the usual backward with these slopes as weights of the tokens' log-probs. E
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pkgutil import resolve_name
 
 import torch
@@ -98,33 +98,27 @@ def _metrics(
     }
 
 
-@dataclass(frozen=True)
-class StoredPairs:
-    """Pairs of responses, of which one was preferred."""
+def stored_experience(context: RolloutContext, stored: Episodes, update: int) -> Experience:
+    """The batch of one update from n stored pairs, (2n, ...) on the CPU, the preferred response of each first. Each pass
+    over all pairs has a fresh order.
 
-    episodes: Episodes
-    """(2n, ...) on the CPU: the preferred response of a pair, then the other one."""
-
-    def experience(self, context: RolloutContext, update: int) -> Experience:
-        """The batch of one update: each pass over all pairs in a fresh order.
-
-        New log-probs are compared with those of the reference, whoever wrote the responses. Raises `MemoryFull` in all
-        processes when a row does not fit in one.
-        """
-        train, ranks = context.cfg.train, context.ranks
-        pairs = in_turn(len(self.episodes.ended) // 2, train.batch_size // 2, update, train.seed, "stored pairs")
-        rows = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()
-        device = next(context.actor.parameters()).device
-        episodes = self.episodes.take(rows).each(lambda column: column.to(device))
-        share = ranks.share(range(len(rows)))
-        mine = episodes.each(lambda column: column[share])
-        with context.timed("score"):
-            logprobs = ranks.gathered(ranks.all_fit(lambda: _reference_logprobs(context, mine)))
-        nothing = torch.zeros_like(logprobs)
-        preferred = torch.tensor([1.0, -1.0], device=device).repeat(len(pairs)).unsqueeze(1)
-        advantages = torch.where(episodes.response_mask, preferred, 0.0)
-        measured = Measured(logprobs, logprobs, nothing, nothing, None)
-        return Experience(episodes, measured, advantages, None, context.terms.kl_coef)
+    New log-probs are compared with those of the reference, whoever wrote the responses. Raises `MemoryFull` in all
+    processes when a row does not fit in one.
+    """
+    train, ranks = context.cfg.train, context.ranks
+    pairs = in_turn(len(stored.ended) // 2, train.batch_size // 2, update, train.seed, "stored pairs")
+    rows = torch.stack([2 * pairs, 2 * pairs + 1], dim=1).flatten()
+    device = next(context.actor.parameters()).device
+    episodes = stored.take(rows).each(lambda column: column.to(device))
+    share = ranks.share(range(len(rows)))
+    mine = episodes.each(lambda column: column[share])
+    with context.timed("score"):
+        logprobs = ranks.gathered(ranks.all_fit(lambda: _reference_logprobs(context, mine)))
+    nothing = torch.zeros_like(logprobs)
+    preferred = torch.tensor([1.0, -1.0], device=device).repeat(len(pairs)).unsqueeze(1)
+    advantages = torch.where(episodes.response_mask, preferred, 0.0)
+    measured = Measured(logprobs, logprobs, nothing, nothing, None)
+    return Experience(episodes, measured, advantages, None, context.terms.kl_coef)
 
 
 @torch.no_grad()

@@ -28,6 +28,7 @@ from pipeline.training.experience import Experience, in_turn
 from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
 from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
+from pipeline.training.pairs import stored_experience
 from pipeline.training.part import TAKEN, Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
@@ -56,7 +57,6 @@ class Trainer:
         self.cfg, self.data, self.watch, self.ledger = cfg, data, watch, ledger
         self.actor, self.round = networks.actor.to(self.device).eval(), round_ or Round(1, 1)
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
-        self.v_star = data.samples.v_star(cfg) if data.samples and cfg.algorithm.needs_values else None
         self.end = last_update(cfg.train.updates, self.round.number, self.round.count)
         self.parts = parts_of(cfg)
         self.state = TrainingState(cfg, self.actor, self.parts, ledger)
@@ -175,7 +175,7 @@ class Trainer:
         if self.data.pairs is None:
             return rollout
         with self.precision.autocast():
-            return self.data.pairs.experience(self.rollout_context, self.state.update)
+            return stored_experience(self.rollout_context, self.data.pairs, self.state.update)
 
     def _learn(self, rollout: Rollout, on_step: OnStep) -> dict[str, float]:
         """Take the steps of an update. Returns what parts have to record behind it."""
@@ -223,7 +223,7 @@ class Trainer:
         numbers = in_turn(len(self.data.queries), size // each, self.state.update, self.cfg.train.seed, "prompts")
         rows = numbers.repeat_interleave(each)
         queries, mask = (column[rows].to(self.device) for column in (self.data.queries, self.data.query_mask))
-        v_star = None if self.v_star is None else self.v_star[rows].to(self.device)
+        v_star = None if self.data.v_star is None else self.data.v_star[rows].to(self.device)
         return Prompts(queries, mask, rows.tolist(), v_star)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:

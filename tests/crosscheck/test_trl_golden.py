@@ -30,8 +30,7 @@ from pipeline.config.presets import PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import response_mask, to_grid
 from pipeline.training.experience import summed
-from pipeline.training.given import ReferenceScores
-from pipeline.training.judging import judge
+from pipeline.training.judging import judge, v_star_of
 from pipeline.training.part import parts_of
 from pipeline.training.surrogate import surrogate_term
 
@@ -84,7 +83,7 @@ def settings(name: str, changes: dict[str, Any]) -> TrialConfig:
 
 def soft_values(cfg: TrialConfig) -> Tensor:
     """Our V* of every prompt, (B,) float64."""
-    return ReferenceScores(SAMPLED, torch.ones_like(SAMPLED).long(), torch.ones_like(SAMPLED).bool()).v_star(cfg)
+    return v_star_of(cfg, SAMPLED, torch.ones_like(SAMPLED).long(), torch.ones_like(SAMPLED).bool())
 
 
 def advantages(cfg: TrialConfig) -> Tensor:

@@ -121,8 +121,8 @@ def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> No
 
 def soft_maximum(row: int, beta: float, count: int) -> float:
     """V* of a prompt by the definition; a response of 10 tokens has no EOS, and -1 instead of its score."""
-    drawn = samples()
-    pairs = zip(drawn.proxy[row, :count], drawn.ended[row, :count], strict=True)
+    proxy, _, ended = samples()
+    pairs = zip(proxy[row, :count], ended[row, :count], strict=True)
     return beta * math.log(sum(math.exp((float(score) if ended else -1.0) / beta) for score, ended in pairs) / count)
 
 

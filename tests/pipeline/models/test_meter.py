@@ -32,7 +32,6 @@ from pipeline.rewards.settings import RewardConfig
 from pipeline.training.checkpoint import Files
 from pipeline.training.given import Networks, TrainingData
 from pipeline.training.judging import Scores
-from pipeline.training.pairs import StoredPairs
 from pipeline.training.trainer import Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
@@ -105,7 +104,7 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
     folder.mkdir(exist_ok=True)
     tokens = {"eos_id": -1 if full else 1, "pad_id": 0}
-    pairs = StoredPairs(full_pairs(queries)) if cfg.train.data == "pairs" else None
+    pairs = full_pairs(queries) if cfg.train.data == "pairs" else None
     data = TrainingData(queries, mask, tokens, pairs=pairs)
     files = Files(folder / "metrics.jsonl", folder / "kept")
     Trainer(cfg, Networks(actor, reference), data, score, files, Recorder(), ledger).run()

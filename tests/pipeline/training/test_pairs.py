@@ -113,7 +113,7 @@ def test_the_two_of_a_pair_are_in_one_mini_batch(tmp_path: Path) -> None:
 
 def test_a_batch_holds_the_stored_tokens_with_the_preferred_response_first(tmp_path: Path) -> None:
     one = trainer(tmp_path, **DPO)
-    experience, stored = one._experience(one._rollout()), stored_pairs().episodes
+    experience, stored = one._experience(one._rollout()), stored_pairs()
     pairs = in_turn(10, 4, 0, 0, "stored pairs").tolist()
     for place, pair in enumerate(pairs):
         for side in (0, 1):
