@@ -58,18 +58,9 @@ class AdvantageEstimate:
     """(B, T) targets of the critic, where there is one."""
 
 
-@dataclass(frozen=True)
-class Behaviour:
-    """What a surrogate compares with: of n tokens, or of n responses."""
-
-    logprobs: Tensor
-    """(n,) of the policy that sampled, nats; of a response their sum, or their mean."""
-    advantages: Tensor
-    """(n,)."""
-
-
 Estimator = Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
 """From what was rolled out to advantages."""
-Surrogate = Callable[[Behaviour, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
-"""From log-probs of now, (n,), and the settings of the trust region to the policy's losses (n,), to be minimised, and
-what metrics average, (n,) each."""
+Surrogate = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
+"""From the log-probs of n tokens, or the sums or means of n responses, by the network and by the policy that sampled,
+nats, their advantages (n,), and the settings of the trust region to the policy's losses (n,), to be minimised, and what
+metrics average, (n,) each."""

@@ -8,12 +8,12 @@ from pkgutil import resolve_name
 
 from torch import Tensor
 
-from pipeline.algorithms.base import Behaviour, Estimator, Surrogate
+from pipeline.algorithms.base import Estimator, Surrogate
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.effects import value_at
 
-Losses = Callable[[Behaviour, Tensor], tuple[Tensor, dict[str, Tensor]]]
+Losses = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 """A surrogate with its settings."""
 
 
@@ -28,8 +28,8 @@ def estimator_of(cfg: AlgorithmConfig) -> Estimator:
 def surrogate_of(cfg: AlgorithmConfig) -> Losses:
     """The surrogate of `algorithm.trust_region`; without a ratio -A log π, whose gradient is that of REINFORCE."""
     if cfg.ratio == "none":
-        return lambda batch, new_logprobs: (-batch.advantages * new_logprobs, {})
+        return lambda new, old, advantages: (-advantages * new, {})
     region = TRUST_REGIONS[cfg.trust_region]
     code: Surrogate = resolve_name(region.code)
     settings = value_at(cfg, cfg.trust_region) if region.settings else None
-    return lambda batch, new_logprobs: code(batch, new_logprobs, settings)
+    return lambda new, old, advantages: code(new, old, advantages, settings)

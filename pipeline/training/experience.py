@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.token_groups import group_numbers
 from pipeline.models.policy import Episodes
@@ -102,10 +101,6 @@ class Rows:
     def to_tokens(self, numbers: Tensor) -> Tensor:
         """(N,) the number of each response, (b,), on all its tokens."""
         return numbers.repeat_interleave(self.episodes.lengths)
-
-    def behaviour(self, tokens: slice = slice(None)) -> Behaviour:
-        """What a surrogate of token scope compares with."""
-        return Behaviour(self.old_logprobs[tokens], self.advantages[tokens])
 
 
 Entropy = Callable[[], Tensor]

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,23 +38,14 @@ LOOPBACK = {
 """Environment of the processes: what they send to each other does not leave the machine."""
 
 
-class PipeReporter(Reporter):
-    """The reporter of the first process: sends everything to the parent."""
+class Sender:
+    """The reporter of the first process: sends each call to the parent."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
-        self._pipe.send(("progress", stage, done, total, note))
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        self._pipe.send(("metrics", step, dict(values)))
-
-    def follow(self, path: Path) -> None:
-        self._pipe.send(("follow", path))
-
-    def warn(self, message: str) -> None:
-        self._pipe.send(("warn", message))
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *values: self._pipe.send((name, *values))
 
 
 def launch(function: Work, cfg: Any, out: Path, reporter: Reporter, inputs: Any) -> None:
@@ -107,7 +98,7 @@ def _process(
     if device_of(cfg.runtime.device).type == "cuda":
         torch.cuda.set_device(rank)
     try:
-        function(cfg, out, PipeReporter(pipe) if rank == 0 else Reporter(), inputs)
+        function(cfg, out, cast(Reporter, Sender(pipe)) if rank == 0 else Reporter(), inputs)
     except (UserError, KeyboardInterrupt) as error:  # `Leaving` is one of these
         pipe.send(("failed", error))
     except BaseException:

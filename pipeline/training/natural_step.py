@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from pipeline.algorithms.mathematics.controllers import lr_schedule
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl
@@ -70,10 +71,10 @@ class NaturalLearner(Learner):
         loss.sum().backward(cfg.critic.vf_coef * self.steps.scale(1 / whole.tokens))  # type: ignore[no-untyped-call]
         return summed({"value/vf_loss": loss, "value/vf_clipfrac": clipped})
 
-    def clip(self) -> dict[str, float]:
-        """Unscale all gradients, and hold the critic's norm to ``max_grad_norm``; that norm before. Raises
-        `Diverged`."""
-        return self.clip_each({"value/grad_norm": self.separate_critic})
+    @property
+    def clipped(self) -> dict[str, list[Parameter]]:
+        """Those of the critic; the policy's step has a length of its own."""
+        return {"value/grad_norm": self.separate_critic}
 
     def move_policy(self, experience: Experience) -> dict[str, float]:
         """Take the natural-gradient step by the gradient that is in the policy's parameters, unscaled, and drop it

@@ -12,7 +12,6 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.registry import surrogate_of
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.trial import TrialConfig
@@ -31,14 +30,15 @@ def surrogate_term(rows: Rows, tokens: Tensor, sequences: int, cfg: TrialConfig)
         rows.weight = rows.to_tokens(weights / lengths)
     surrogate = surrogate_of(algorithm)
 
-    def sums(logprobs: Tensor) -> dict[str, Tensor]:
-        losses, metrics = surrogate(rows.behaviour(), logprobs)
-        return {**metrics, "policy/pg_loss": rows.weighted(slice(None), losses)}
+    def loss(tokens: slice, logprobs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, metrics = surrogate(logprobs, rows.old_logprobs[tokens], rows.advantages[tokens])
+        return rows.weighted(tokens, losses), metrics
 
-    return LossTerm(
-        lambda tokens, logprobs, entropy: rows.weighted(tokens, surrogate(rows.behaviour(tokens), logprobs)[0]),
-        sums,
-    )
+    def sums(logprobs: Tensor) -> dict[str, Tensor]:
+        losses, metrics = loss(slice(None), logprobs)
+        return {**metrics, "policy/pg_loss": losses}
+
+    return LossTerm(lambda tokens, logprobs, entropy: loss(tokens, logprobs)[0], sums)
 
 
 def _of_responses(rows: Rows, weight: Tensor, per_sequence: Tensor, cfg: TrialConfig) -> LossTerm:
@@ -52,10 +52,10 @@ def _of_responses(rows: Rows, weight: Tensor, per_sequence: Tensor, cfg: TrialCo
     share = torch.ones_like(lengths, dtype=now.dtype)
     if algorithm.ratio == "sequence_mean":
         share = share / lengths
-    behaviour = Behaviour(of_rows(rows.old_logprobs, mask, share), to_grid(rows.advantages, mask)[:, 0])
+    old, advantages = of_rows(rows.old_logprobs, mask, share), to_grid(rows.advantages, mask)[:, 0]
     level = of_rows(now, mask, share).requires_grad_()
     with torch.enable_grad():
-        losses, metrics = surrogate_of(algorithm)(behaviour, level)
+        losses, metrics = surrogate_of(algorithm)(level, old, advantages)
         (slope,) = torch.autograd.grad(losses.sum(), level)
     slopes = rows.to_tokens(slope * weight * share)
     rows.weight = rows.to_tokens(weight * share)

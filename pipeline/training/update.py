@@ -218,21 +218,22 @@ class Learner:
         that it shares no weight with. Raises `Diverged` for a norm that is not finite, but in fp16, where its step is
         skipped.
         """
-        groups = {"policy/grad_norm": list(self.actor.parameters())}
+        groups = self.clipped
+        norms = self.steps.clip(groups.values(), self.cfg.optimiser.max_grad_norm)
+        return self.finite({name: float(norm) for name, norm in zip(groups, norms, strict=True)})
+
+    @property
+    def clipped(self) -> dict[str, list[Parameter]]:
+        """Parameters whose gradients have a common norm, by its metric."""
         if self.cfg.optimiser.clip_norms == "apart" and (critic := self.separate_critic):
-            groups = {"policy/grad_norm": list(self.actor.lm.parameters()), "value/grad_norm": critic}
-        return self.clip_each(groups)
+            return {"policy/grad_norm": list(self.actor.lm.parameters()), "value/grad_norm": critic}
+        return {"policy/grad_norm": list(self.actor.parameters())}
 
     @property
     def separate_critic(self) -> list[Parameter]:
         """Parameters of a critic that shares none with the policy."""
         trunk, head = self.actor.critic_trunk, self.actor.value_head
         return [*trunk.parameters(), *head.parameters()] if trunk is not None and head is not None else []
-
-    def clip_each(self, groups: Mapping[str, list[Parameter]]) -> dict[str, float]:
-        """The same for these groups of parameters, each by its own norm."""
-        norms = self.steps.clip(groups.values(), self.cfg.optimiser.max_grad_norm)
-        return self.finite({name: float(norm) for name, norm in zip(groups, norms, strict=True)})
 
     def finite(self, norms: Mapping[str, float]) -> dict[str, float]:
         """The norms that are finite. Raises `Diverged` for one that is not, but in fp16, where its step is skipped."""

@@ -49,8 +49,8 @@ def overlong(scores: Tensor, lengths: Tensor, ended: Tensor, longest: int, share
 
 
 def beta_in_reward(kl_coef: float, place: Literal["reward", "score", "loss", "margin"]) -> float:
-    """The beta of the rewards: all of it, or 0 where the penalty is in the loss
-    (`pipeline.training.experience.kl_penalty`), or where beta weighs margins."""
+    """The beta of the rewards: all of it, or 0 where the penalty is in the loss (`pipeline.training.parts.kl`) or beta
+    weighs margins."""
     match place:
         case "reward" | "score":
             return kl_coef

@@ -11,7 +11,6 @@ from helpers import trial_config
 from naive import drawn
 from torch import Tensor
 
-from pipeline.algorithms.base import Behaviour
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.algorithms.registry import surrogate_of
 from pipeline.training.surrogate import response_weights
@@ -22,7 +21,7 @@ LOG2 = math.log(2)
 
 
 def losses(new: Tensor, old: Tensor, advantages: Tensor, knobs: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-    return surrogate_of(trial_config(**knobs).algorithm)(Behaviour(old, advantages), new)
+    return surrogate_of(trial_config(**knobs).algorithm)(new, old, advantages)
 
 
 def gradient(new: Tensor, old: Tensor, advantages: Tensor, knobs: dict[str, Any]) -> Tensor:
