@@ -99,8 +99,8 @@ def _metrics(
 
 
 def stored_experience(context: RolloutContext, stored: Episodes, update: int) -> Experience:
-    """The batch of one update from n stored pairs, (2n, ...) on the CPU, the preferred response of each first. Each pass
-    over all pairs has a fresh order.
+    """The batch of one update from n stored pairs, (2n, ...) on the CPU, the preferred response first; each pass over
+    all pairs has a fresh order.
 
     New log-probs are compared with those of the reference, whoever wrote the responses. Raises `MemoryFull` in all
     processes when a row does not fit in one.
