@@ -16,7 +16,6 @@ from torch import Tensor
 
 Number = float | Fraction
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
-EPS32 = torch.finfo(torch.float32).eps
 
 
 def eps(dtype: torch.dtype) -> float:
@@ -24,19 +23,9 @@ def eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def sum_eps(dtype: torch.dtype) -> float:
-    """The same for one addition inside a sum: torch adds 16-bit numbers up in fp32 and rounds once, at the end."""
-    return min(eps(dtype), EPS32)
-
-
 def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Tensor:
     """Normal numbers that `dtype` holds exactly, so that only arithmetic can round."""
     return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
-
-
-def exact(x: Tensor) -> list[Fraction]:
-    """The entries of a flat tensor, without rounding."""
-    return [Fraction(value) for value in x.double().tolist()]
 
 
 def grid(
@@ -51,15 +40,6 @@ def prefix(rows: Sequence[Sequence[object]], pad: int = 0) -> Tensor:
     """Their mask: True on the numbers, False on the junk."""
     width = max(len(row) for row in rows) + pad
     return torch.tensor([[place < len(row) for place in range(width)] for row in rows])
-
-
-def mean(xs: Sequence[Number]) -> Number:
-    return sum(xs) / len(xs)
-
-
-def variance(xs: Sequence[Number]) -> Number:
-    """By pairs: half the mean squared difference of two draws. Biased, as a draw may meet itself."""
-    return sum((a - b) ** 2 for a in xs for b in xs) / (2 * len(xs) ** 2)
 
 
 def gae(rewards: Sequence[Number], values: Sequence[Number], gamma: Number, lam: Number) -> list[Number]:
@@ -90,12 +70,3 @@ def value_loss(vpred: float, value: float, target: float, clip: float) -> tuple[
 def divergence(pi: Sequence[float], ref: Sequence[float]) -> float:
     """KL of two lists of probabilities, nats."""
     return math.fsum(p * math.log(p / q) for p, q in zip(pi, ref, strict=True) if p > 0)
-
-
-def close(ours: Tensor, theirs: Sequence[Number], tolerance: float | Sequence[float]) -> None:
-    """Entry by entry within an absolute tolerance, which must itself be finite."""
-    flat = exact(ours.reshape(-1))
-    bounds = [tolerance] * len(flat) if isinstance(tolerance, float) else list(tolerance)
-    for place, (a, b, bound) in enumerate(zip(flat, theirs, bounds, strict=True)):
-        assert math.isfinite(bound)
-        assert abs(float(a) - float(b)) <= bound, f"entry {place}: {float(a)} is not {float(b)} within {bound:.3g}"

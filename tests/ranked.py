@@ -14,7 +14,6 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.run.leaving import Leaving
 from pipeline.run.progress import Reporter
-from pipeline.run.store import Artifact
 
 
 def refuses(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
@@ -31,13 +30,6 @@ def leaves(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> N
     """As a trial that a scheduler has signalled, every process of it."""
     os.kill(os.getpid(), signal.SIGTERM)
     raise Leaving
-
-
-def speaks(cfg: TrialConfig, out: Path, reporter: Reporter, prompts: Artifact) -> None:
-    print("a library that prints")
-    reporter.progress("train", 1, 2, "half")
-    reporter.warn(f"{prompts.stage} {prompts.path.name}")
-    (out / os.environ["RANK"]).write_text(json.dumps([os.environ["WORLD_SIZE"], cfg.profile]))
 
 
 def listens(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:

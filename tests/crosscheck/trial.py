@@ -74,7 +74,7 @@ class Case:
         return response_mask(self.episodes.lengths + 1, self.mask.shape[1])
 
 
-def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None, **changes: Any) -> Case:
+def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None) -> Case:
     """TRL's own `train` on responses of these lengths; a response shorter than `WIDTH` ends by EOS.
 
     The prompts reach TRL in the order of our permutations, so that mini-batch k of epoch e is the same on both sides.
@@ -93,9 +93,7 @@ def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None
     # Twice what is used: on the last batch of a pass over the prompts, accelerate steps after every micro-batch.
     queries = torch.randint(2, VOCAB, (2 * BATCH, CONTEXT), generator=stream("queries"))
     words = tokenizer(VOCAB, eos_id=EOS, pad_id=PAD)
-    trainer = ppo_trainer(
-        cfg, policy, reference, critic, reward, queries, words, folder, **({"stop_token": "eos"} | changes)
-    )
+    trainer = ppo_trainer(cfg, policy, reference, critic, reward, queries, words, folder, stop_token="eos")
     seen = Witness(trainer)
     epochs = iter(range(cfg.train.num_epochs))
     with pytest.MonkeyPatch.context() as patch:

@@ -20,6 +20,7 @@ OF_PAIRS = {name for name in TRAINED if preset(name).get("algorithm__advantage")
 LOSSES: dict[str, dict[str, Any]] = {
     **{name: preset(name) for name in TRAINED if name not in OF_PAIRS},  # these: test_pairs.py
     "trpo": {**preset("trpo"), "critic__vf_coef": 0.1},  # of a network of its own
+    "a shared critic": {"critic__vf_coef": 0.5, "critic__cliprange": 0.05},
     "strong penalty": {**preset("ppo_penalty"), "algorithm__kl_penalty__coef": 5.0},
     "penalty on means": {**preset("ppo_penalty"), "algorithm__aggregation": "seq_mean_token_mean"},
     "k2 in the loss": {**RLOO, "kl__place": "loss"},
@@ -43,13 +44,14 @@ LOSSES: dict[str, dict[str, Any]] = {
 
 
 def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, Tensor]:
-    """The policy's surrogate and the whole loss, by the formulas of the configuration, one response at a time."""
+    """The surrogate of the policy and the whole loss, with that of a shared critic, one response at a time, by the
+    formulas of the configuration."""
     cfg, knobs = one.cfg, one.cfg.algorithm
     lengths = rollout.episodes.lengths[mini]
     n_all, each_row = int(lengths.sum()), []
     for row in mini:
         n = int(rollout.episodes.lengths[row])
-        log_pi, _ = one.actor(rollout.episodes.take(torch.tensor([row])), cfg.train.temperature)
+        log_pi, values = one.actor(rollout.episodes.take(torch.tensor([row])), cfg.train.temperature)
         new = log_pi[range(n), rollout.episodes.responses[row, :n]]
         old, ref = rollout.measured.logprobs[row, :n], rollout.measured.ref_logprobs[row, :n]
         weight = {
@@ -74,7 +76,13 @@ def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, T
         rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - cfg.entropy.coef * bonus
         if knobs.trust_region == "kl_penalty":
             rest = rest + knobs.kl_penalty.coef * ((new - old).exp() - 1 - (new - old)).sum()
-        each_row.append(torch.stack([surrogate, surrogate + beside * rest]))
+        whole = surrogate + beside * rest
+        if cfg.critic.kind == "shared":
+            before, returns = rollout.measured.values[row, :n], rollout.returns[row, :n]
+            near = values.clamp(before - cfg.critic.cliprange, before + cfg.critic.cliprange)
+            errors = torch.max((values - returns) ** 2, (near - returns) ** 2)
+            whole = whole + cfg.critic.vf_coef * 0.5 * errors.sum() / n_all
+        each_row.append(torch.stack([surrogate, whole]))
     return tuple(torch.stack(each_row).sum(0))  # type: ignore[return-value]
 
 
@@ -106,13 +114,17 @@ def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> No
     """Through the network, cut into micro-batches, on a policy that has moved since the rollout."""
     knobs = {"critic__vf_coef": 0.0, **LOSSES[name]}
     one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl__beta=0.3, optimiser__max_grad_norm=1e9, **knobs)
+    trained = list(one.actor.lm.parameters())
+    if one.cfg.critic.kind == "shared":
+        torch.nn.init.normal_(one.actor.value_head.weight, generator=torch.Generator().manual_seed(5))
+        trained += one.actor.value_head.parameters()
     rollout = one._rollout()
     surrogate, whole = plain_losses(moved(one, 0.02), rollout, MINI)
-    gradients = torch.autograd.grad(whole, list(one.actor.lm.parameters()))
+    gradients = torch.autograd.grad(whole, trained)
     step = one.learner.accumulate(rollout, torch.tensor(MINI))
     one.learner.clip()
     assert step["policy/pg_loss"] == pytest.approx(surrogate.item(), rel=1e-4, abs=1e-6)
-    for parameter, gradient in zip(one.actor.lm.parameters(), gradients, strict=True):
+    for parameter, gradient in zip(trained, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=ROUNDING)
 
 

@@ -6,6 +6,7 @@ import doctest
 from typing import Any
 
 import pytest
+import tinytrial
 import torch
 from tinynets import network
 from torch import Tensor
@@ -177,3 +178,14 @@ def test_documentation_runs() -> None:
         result = doctest.testmod(module)
         assert result.attempted >= least
         assert result.failed == 0
+
+
+def test_eos_in_the_prompt_ends_no_response() -> None:
+    """Templates of chat models put it there; some prompts here are nothing else."""
+    queries = torch.tensor([[EOS, 5, 6], [EOS, EOS, EOS], [PAD, EOS, 7], [9, 8, EOS]]).repeat(4, 1)
+    sampler = EagerSampler(tinytrial.model(), 1.0, Room("rows", 16), EOS, PAD)
+    episodes = sampler.sample(queries, queries != PAD, uniforms(16, 20, "prompt"))
+    rows = episodes.responses.tolist()
+    assert episodes.lengths.tolist() == [row.index(EOS) + 1 if EOS in row else 20 for row in rows]
+    assert episodes.ended.tolist() == [EOS in row for row in rows]
+    assert len(set(episodes.ended.tolist())) == 2  # both kinds were seen

@@ -59,34 +59,6 @@ def test_it_learns_what_the_reward_asks_for(tmp_path: Path) -> None:
     assert sum(series[-5:]) / 5 > sum(series[:5]) / 5 + 0.5
 
 
-def test_the_gradient_is_that_of_the_mean_over_the_mini_batch_tokens(tmp_path: Path) -> None:
-    """Against autograd on the losses as PPO.md writes them, of policy and critic, over one mini-batch at once, without
-    masks or micro-batches."""
-    one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl__beta=0.3)
-    actor, cfg = one.actor, one.cfg
-    torch.nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(5))
-    rollout, mini = one._rollout(), torch.tensor([6, 1, 3, 4])
-    total, tokens = torch.zeros(()), 0
-    for row in mini.tolist():
-        length = int(rollout.episodes.lengths[row])
-        log_pi, values = actor(rollout.episodes.take(torch.tensor([row])), 1.0)
-        chosen = log_pi[range(length), rollout.episodes.responses[row, :length]]
-        ratio = (chosen - rollout.measured.logprobs[row, :length]).exp()
-        advantages, returns = rollout.advantages[row, :length], rollout.returns[row, :length]
-        surrogate = -torch.min(
-            advantages * ratio, advantages * ratio.clamp(1 - cfg.algorithm.clip.epsilon, 1 + cfg.algorithm.clip.epsilon)
-        )
-        total = total + surrogate.sum() + cfg.critic.vf_coef * 0.5 * ((values - returns) ** 2).sum()
-        tokens += length
-    gradients = torch.autograd.grad(total / tokens, list(actor.parameters()))
-    norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
-    step = one.learner.accumulate(rollout, mini) | one.learner.clip()
-    assert step["policy/grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-    shrunk = min(1.0, cfg.optimiser.max_grad_norm / norm.item())
-    for parameter, gradient in zip(actor.parameters(), gradients, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient * shrunk, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.parametrize(("how", "c1"), [("apart", 1.0), ("apart", 100.0), ("together", 100.0)])
 def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path, how: str, c1: float) -> None:
     """Both gradients are longer than the bound. Clipped apart, each ends at the bound, however large the value

@@ -140,12 +140,3 @@ def test_value_loss_against_plain_cases(vpred: float, value: float, target: floa
     elif abs(vpred - value) < clip - 1e-9:
         assert not active.item()
         assert slope(losses, new) == pytest.approx([vpred - target])
-
-
-def test_a_mean_of_micro_batch_means_would_be_another_loss() -> None:
-    # Advantages 1, 1, 1 and 5 at ratio 1: the mean over tokens is -2; halves of three and one would give (-1 - 5) / 2 =
-    # -3.
-    zero, advantages = torch.zeros(4, dtype=torch.float64), f64(1.0, 1.0, 1.0, 5.0)
-    losses, _ = policy_loss(zero, zero, advantages, 0.2)
-    by_parts = sum(part.sum() for part in (losses[:3], losses[3:])) / len(losses)
-    assert by_parts.item() == losses.mean().item() == -2.0

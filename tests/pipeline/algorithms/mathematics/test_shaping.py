@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import strategies as st
 from naive import drawn, grid, prefix
 from torch import Tensor
 
@@ -124,8 +123,6 @@ def test_groups_of_one_token_are_tokens_and_a_whole_response_on_its_last_is_a_pe
 
 
 # --- groups of tokens --------------------------------------------------------------------------------------
-
-rows = st.lists(st.lists(st.tuples(st.floats(-5, 5), st.booleans()), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
 def test_groups_by_hand() -> None:
