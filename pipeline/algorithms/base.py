@@ -23,6 +23,8 @@ class Replayed:
     known."""
     known: Tensor
     """(B, T) True at the states that were replayed; the first of every response, or none of it."""
+    noise: Tensor
+    """(B, T) squared standard error of each known value, squared score units; NaN with one continuation."""
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,10 @@ class NaturalLearner(Learner):
         recompute = self.cfg.runtime.gradient_checkpointing
 
         def fisher(vector: Tensor) -> Tensor:
-            (product,) = self.token_means(
-                experience, lambda rows: [fisher_product(lm, rows.episodes, vector, temperature, recompute)]
+            means = self.token_means(
+                experience, lambda rows: {"F": fisher_product(lm, rows.episodes, vector, temperature, recompute)}
             )
-            return product
+            return means["F"]
 
         step = conjugate_gradient(
             lambda vector: fisher(vector).add_(knobs.damping * vector), uphill, knobs.cg_iterations
@@ -127,8 +127,8 @@ class NaturalLearner(Learner):
 
         def evaluate(share: float) -> tuple[float, float]:
             at[:] = [torch.add(parameter, part, alpha=share) for parameter, part in zip(parameters, parts, strict=True)]
-            gain, kl = self.token_means(experience, lambda rows: self.gain_and_kl(rows, at))
-            return float(gain), float(kl)
+            means = self.token_means(experience, lambda rows: self.gain_and_kl(rows, at))
+            return float(means["gain"]), float(means["kl"])
 
         found = line_search(evaluate, knobs.delta, knobs.line_search)
         if found.accepted:
@@ -137,7 +137,7 @@ class NaturalLearner(Learner):
         return found
 
     @torch.no_grad()
-    def gain_and_kl(self, rows: Rows, weights: list[Tensor]) -> list[Tensor]:
+    def gain_and_kl(self, rows: Rows, weights: list[Tensor]) -> dict[str, Tensor]:
         """What other weights of the policy would gain in the objective, the negated loss of the policy with all its
         terms; and their exact KL(old || new). () each, summed over the tokens of `rows`."""
         lm, temperature, labels = self.actor.lm, self.cfg.train.temperature, rows.episodes.labels
@@ -158,4 +158,4 @@ class NaturalLearner(Learner):
                 )
                 gain += (before - after).sum()
                 moved += exact_kl(log_old, log_new).clamp(min=0).sum()
-        return [gain, moved]
+        return {"gain": gain, "kl": moved}

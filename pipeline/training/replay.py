@@ -3,8 +3,6 @@ sampled onwards by the policy that made it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,18 +17,9 @@ from pipeline.models.seeding import permutation, uniforms
 from pipeline.training.judging import Prompts, RolloutContext, judge_beside
 
 
-@dataclass(frozen=True)
-class GreedyBaseline:
-    """What the greedy responses to the prompts of B rows are worth."""
-
-    rewards: Tensor
-    """(B,) score and KL penalty, score units; equal for the rows of one prompt."""
-    tokens: Tensor
-    """(B,) int64 valid tokens of the greedy response, on the first row of its prompt; 0 on the others."""
-
-
-def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice) -> GreedyBaseline:
-    """The greedy responses to the prompts of some rows, each sampled once."""
+def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice) -> tuple[Tensor, Tensor]:
+    """Score and KL penalty of the greedy responses to the prompts of B rows, each sampled once; (B,) in score units.
+    And their valid tokens, (B,) int64 on the first row of each prompt, 0 on the others."""
     rows = torch.tensor(prompts.rows[share])
     _, place, counts = torch.unique_consecutive(rows, return_inverse=True, return_counts=True)
     first = counts.cumsum(0) - counts
@@ -42,22 +31,14 @@ def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice) -> 
     rewards = judged.scores + judged.non_score.sum(1)
     once = torch.zeros(len(rows), dtype=torch.long, device=rewards.device)
     once[first] = episodes.lengths
-    return GreedyBaseline(rewards[place.to(rewards.device)], once)
+    return rewards[place.to(rewards.device)], once
 
 
-@dataclass(frozen=True)
-class Replays:
-    """What the states of B episodes are worth."""
-
-    states: Replayed
-    noise: Tensor
-    """(B, T) squared standard error of each known value, squared score units; NaN with one continuation."""
-    tokens: Tensor
-    """(B,) int64 tokens that were sampled for them."""
-
-
-def replay(context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int) -> Replays:
-    """Sample the states of these episodes onwards, those of the rows `share` of a rollout. Raises `MemoryFull`."""
+def replay(
+    context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int
+) -> tuple[Replayed, Tensor]:
+    """Sample the states of these episodes onwards, those of the rows `share` of a rollout; with the tokens sampled for
+    each row, (B,) int64. Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
     chosen = chosen_rows(len(prompts.rows), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
     known = starts(episodes.lengths, mask.shape[1], cfg.replay.every) & chosen.unsqueeze(1)
@@ -69,7 +50,7 @@ def replay(context: RolloutContext, prompts: Prompts, episodes: Episodes, share:
         values[rows, t] = returns.mean(1)
         noise[rows, t] = returns.var(1) / returns.shape[1] if returns.shape[1] > 1 else torch.nan
         tokens[rows] += sampled.sum(1)
-    return Replays(Replayed(values, known), noise, tokens)
+    return Replayed(values, known, noise), tokens
 
 
 def chosen_rows(size: int, share: float, seed: int, update: int) -> Tensor:
@@ -115,15 +96,15 @@ def discount(cfg: TrialConfig) -> float:
     return 1.0 if ADVANTAGES[cfg.algorithm.advantage].replay else cfg.algorithm.gamma
 
 
-def replay_metrics(replays: Replays, judged: Judged, gamma: float) -> dict[str, float]:
+def replay_metrics(judged: Judged, replayed: Replayed, tokens: Tensor, gamma: float) -> dict[str, float]:
     """What the replayed states of a rollout told, of its returns and of the critic's values, and what it took."""
-    known, worth, values = replays.states.known, replays.states.values, judged.values
+    known, worth, values = replayed.known, replayed.values, judged.values
     returns = to_go(token_rewards(judged.scores, judged.non_score, judged.mask), judged.mask, gamma)[known]
     left, spread = (returns - worth[known]).var(correction=0), returns.var(correction=0)
-    found = {"replay/tokens": float(replays.tokens.sum()), "replay/states": float(known.sum())}
+    found = {"replay/tokens": float(tokens.sum()), "replay/states": float(known.sum())}
     if spread > 0:
         found["replay/explained_variance"] = float(1 - left / spread)
-    noise = replays.noise[known].mean()
+    noise = replayed.noise[known].mean()
     if torch.isfinite(noise):
         found["replay/standard_error"] = float(noise.sqrt())
     if values is not None:

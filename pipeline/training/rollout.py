@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import Judged
+from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
@@ -22,7 +22,7 @@ from pipeline.models.seeding import uniforms
 from pipeline.training.experience import Experience, Measured
 from pipeline.training.health import check_finite, repetition
 from pipeline.training.judging import Prompts, RolloutContext, Scores, judge, measure, score_rows, shaped
-from pipeline.training.replay import GreedyBaseline, Replays, discount, greedy_baseline, replay, replay_metrics
+from pipeline.training.replay import discount, greedy_baseline, replay, replay_metrics
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
     own = ranks.all_fit(lambda: _own_share(context, prompts, update))
     with context.timed("score"), torch.no_grad():
         share = ranks.gathered(own)
-        episodes, scores, measured, replays = share.episodes, share.scores, share.measured, share.replays
+        episodes, scores, measured, replayed = share.episodes, share.scores, share.measured, share.replayed
         mask = episodes.response_mask
         final, non_score = shaped(context, scores, episodes, measured)
         # 5 advantages, returns, whitening
         judged = replace(
             judge(final, non_score, measured.values, mask, cfg),
-            greedy=share.greedy.rewards if share.greedy else None,
+            greedy=share.greedy,
             v_star=prompts.v_star,
-            replayed=replays.states if replays else None,
+            replayed=replayed,
         )
         estimate = estimator_of(cfg.algorithm)(judged, cfg.algorithm)
         # Counts each response once, at its first token; otherwise long responses would weigh more.
@@ -70,7 +70,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
             **sampling_metrics(episodes, share.said, measured),
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **baseline_metrics(judged, final, cfg),
-            **(replay_metrics(replays, judged, discount(cfg)) if replays else {}),
+            **(replay_metrics(judged, replayed, share.beside, discount(cfg)) if replayed else {}),
         }
         check_finite(metrics)
         if measured.values is not None and estimate.returns is not None:
@@ -80,8 +80,8 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
             advantages = masked_whiten(advantages, counted)
         advantages = torch.where(mask, advantages, 0.0)
         returns = None if estimate.returns is None else targets(judged, estimate.returns)
-    tokens = sum(int(extra.tokens.sum()) for extra in (share.greedy, replays) if extra)
-    return Rollout(episodes, measured, advantages, returns, context.terms.kl_coef, scores, metrics, tokens)
+    beside = int(share.beside.sum())
+    return Rollout(episodes, measured, advantages, returns, context.terms.kl_coef, scores, metrics, beside)
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,15 @@ class _Share:
     said: Tensor | None
     """(B, T) log-probabilities by the sampler, where it has a network of its own."""
     measured: Measured
-    greedy: GreedyBaseline | None
-    replays: Replays | None
+    beside: Tensor
+    """(B,) int64 tokens sampled beside the episodes: for greedy responses or replayed states."""
+    greedy: Tensor | None = None
+    replayed: Replayed | None = None
 
 
 def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share:
     """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
     cfg, share = context.cfg, context.ranks.share(prompts.rows)
-    greedy, replays = ADVANTAGES[cfg.algorithm.advantage].greedy, has_replay(cfg)
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts.rows), cfg.train.response_length, cfg.train.seed, "rollout", update)
@@ -110,14 +111,14 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share
         scores = score_rows(context, found.episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(context, found.episodes, context.start)
-    return _Share(
-        found.episodes,
-        scores,
-        found.logprobs,
-        measured,
-        greedy_baseline(context, prompts, share) if greedy else None,
-        replay(context, prompts, found.episodes, share, update) if replays else None,
-    )
+    own = _Share(found.episodes, scores, found.logprobs, measured, torch.zeros_like(found.episodes.lengths))
+    if ADVANTAGES[cfg.algorithm.advantage].greedy:
+        greedy, beside = greedy_baseline(context, prompts, share)
+        return replace(own, greedy=greedy, beside=beside)
+    if has_replay(cfg):
+        replayed, beside = replay(context, prompts, found.episodes, share, update)
+        return replace(own, replayed=replayed, beside=beside)
+    return own
 
 
 def baseline_metrics(judged: Judged, final: Tensor, cfg: TrialConfig) -> dict[str, float]:

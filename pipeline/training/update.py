@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import add
@@ -123,14 +123,13 @@ class Learner:
         """
         batch, mine, work = self.mini_batch(experience, rows), self.ranks.part(rows), back or self.backward
 
+        def one(part: Rows) -> dict[str, Tensor]:
+            with self.precision.autocast():
+                return work(part, batch)
+
         def gradient(size: int) -> dict[str, Tensor]:
             self.steps.clear()
-            sums: dict[str, Tensor] = {}
-            for part in experience.micro_batches(size, mine):
-                with self.precision.autocast():
-                    for name, value in work(part, batch).items():
-                        sums[name] = sums.get(name, torch.zeros_like(value)) + value
-            return sums
+            return added(map(one, experience.micro_batches(size, mine)))
 
         sums = self.ranks.all_fit(lambda: self.room.fit(gradient))
         self.ranks.add([parameter.grad for parameter in self.actor.parameters() if parameter.grad is not None])
@@ -243,7 +242,7 @@ class Learner:
 
     # --- passes over a whole rollout -------------------------------------------------------------------------
 
-    def token_means(self, experience: Experience, sums: Callable[[Rows], list[Tensor]]) -> list[Tensor]:
+    def token_means(self, experience: Experience, sums: Callable[[Rows], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Means over all valid tokens of a rollout, by all processes. ``sums(rows)`` gives sums over the tokens of some
         rows, and must change nothing.
 
@@ -251,18 +250,12 @@ class Learner:
         """
         mask = experience.episodes.response_mask
         mine = self.ranks.part(torch.arange(len(mask)))
-
-        def over(size: int) -> list[Tensor]:
-            parts = experience.micro_batches(size, mine)
-            totals = sums(next(parts))
-            for part in parts:
-                totals = [total.add_(more) for total, more in zip(totals, sums(part), strict=True)]
-            return totals
-
-        totals = self.ranks.all_fit(lambda: self.room.fit(over))
-        self.ranks.add(totals)
+        totals = self.ranks.all_fit(
+            lambda: self.room.fit(lambda size: added(map(sums, experience.micro_batches(size, mine))))
+        )
+        self.ranks.add(totals.values())
         count = mask.sum()
-        return [total.div_(count) for total in totals]
+        return {name: total.div_(count) for name, total in totals.items()}
 
     def logprobs(self, rows: Rows) -> Tensor:
         """(N,) nats, by the network as it is, without gradients."""
@@ -273,11 +266,20 @@ class Learner:
 
     def moved_kl(self, experience: Experience) -> float:
         """Mean KL(old || new) from the policy that sampled to the present one, nats per token; by k3 on the samples."""
-        means = self.token_means(experience, lambda rows: [k3(rows.old_logprobs - self.logprobs(rows)).sum()])
-        return float(means[0])
+        means = self.token_means(experience, lambda rows: {"kl": k3(rows.old_logprobs - self.logprobs(rows)).sum()})
+        return float(means["kl"])
 
     MEASUREMENTS: ClassVar[Mapping[str, Callable[[Learner, Experience], float]]] = {"policy/old_kl": moved_kl}
     """What a part may want after an update."""
+
+
+def added(parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The sums of micro-batches as one."""
+    sums: dict[str, Tensor] = {}
+    for part in parts:
+        for name, value in part.items():
+            sums[name] = sums[name].add_(value) if name in sums else torch.zeros_like(value).add_(value)
+    return sums
 
 
 def total(terms: list[LossTerm], tokens: slice, logprobs: Tensor, entropy: Entropy) -> Tensor:

@@ -11,7 +11,6 @@ from pipeline.schedule_settings import Scheduled
 
 ERROR_CLIP = 0.2
 """Adaptive: the largest relative error that one rollout may report (Ziegler 2019)."""
-STOP_FACTOR = 1.5
 OLD_KL_TOLERANCE, OLD_KL_FACTOR = 1.5, 2.0
 """PPO-penalty: the coefficient moves where the KL is off its target by the first factor, and then by the second."""
 
@@ -94,11 +93,6 @@ def hinge(kl_per_token: float, threshold: float) -> float:
     that is held still has no way back.
     """
     return 1.0 if kl_per_token <= threshold else threshold / kl_per_token
-
-
-def out_of_reach(approxkl: float, target_kl: float) -> bool:
-    """Whether the epochs end before this step: approxkl, nats per token, above 1.5 times its target."""
-    return approxkl > STOP_FACTOR * target_kl
 
 
 def lr_schedule(cfg: TrialConfig, position: int) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.algorithms.kl_settings import KlConfig
-from pipeline.algorithms.mathematics.controllers import hinge, out_of_reach
+from pipeline.algorithms.mathematics.controllers import hinge
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.networks import CriticConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.training.part import TAKEN, Part, Step
+
+STOP_FACTOR = 1.5
 
 
 class WarmUp(Part[CriticConfig]):
@@ -66,8 +68,8 @@ class Hinge(Part[KlConfig]):
 
 
 class TargetKl(Part[AlgorithmConfig]):
-    """The epochs of an update end before a step whose KL to the policy that sampled is 1.5 times `algorithm.target_kl`,
-    in nats per token."""
+    """The epochs of an update end before a step whose KL to the policy that sampled is above `STOP_FACTOR` times
+    `algorithm.target_kl`, in nats per token."""
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
@@ -75,7 +77,7 @@ class TargetKl(Part[AlgorithmConfig]):
 
     def step(self, measured: Mapping[str, float]) -> Step:
         assert self.settings.target_kl is not None
-        return Step(ends=out_of_reach(measured["policy/approxkl"], self.settings.target_kl))
+        return Step(ends=measured["policy/approxkl"] > STOP_FACTOR * self.settings.target_kl)
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         return {TAKEN: measured[TAKEN]}

@@ -133,7 +133,7 @@ def test_with_every_state_known_it_is_gae_and_with_the_prompt_alone_a_constant_b
 def test_a_critic_is_fitted_to_replayed_values_where_there_are_some() -> None:
     grid, values = drawn(*MASK.shape, seed=1), drawn(*MASK.shape, seed=2)
     known = starts(MASK.sum(1), MASK.shape[1], 2) & torch.tensor([[True], [False], [True], [False]])
-    found = targets(replace(judged(SCORES), replayed=Replayed(values, known)), grid)
+    found = targets(replace(judged(SCORES), replayed=Replayed(values, known, values)), grid)
     assert torch.equal(found[known], values[known])
     assert torch.equal(found[~known], grid[~known])
     assert targets(judged(SCORES), grid) is grid

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.replay import starts
-from pipeline.training.replay import Replays, chosen_rows, replay, replay_metrics
+from pipeline.training.replay import chosen_rows, replay, replay_metrics
 from pipeline.training.trainer import Trainer
 
 MASK = prefix([[1, 2, 3, 4, 5], [6], [7, 8, 9]])
@@ -47,21 +47,21 @@ def test_values_are_the_expected_rewards_to_go(tmp_path: Path, place: str) -> No
     one = trainer(tmp_path, **knobs, kl__place=place, train__missing_eos="none", train__batch_size=4)
     moved(one, 0.3)
     rollout = one._rollout()
-    found = replay(one.rollout_context, one._prompts(), rollout.episodes, slice(None), 0)
+    found, tokens = replay(one.rollout_context, one._prompts(), rollout.episodes, slice(None), 0)
     expected = torch.stack([expected_values(one, rollout, row, place) for row in range(4)])
-    known = found.states.known[:4]
-    error = (found.states.values[:4] - expected)[known] / found.noise[:4][known].sqrt().clamp(min=1e-6)
+    known = found.known[:4]
+    error = (found.values[:4] - expected)[known] / found.noise[:4][known].sqrt().clamp(min=1e-6)
     assert error.abs().max() < 4
     without = torch.stack([expected_values(one, rollout, row, "loss") for row in range(4)])
     assert ((expected - without)[known].abs().max() > 0.2) == (place != "loss"), "a penalty left out would show"
-    assert found.tokens[0] == pytest.approx(100 * expected_tokens(one, rollout), rel=0.15)
+    assert tokens[0] == pytest.approx(100 * expected_tokens(one, rollout), rel=0.15)
 
 
 def test_the_noise_of_replayed_values_is_no_error_of_the_critic() -> None:
     """Off by 0.5 everywhere, from values whose squared standard error is 0.09: √(0.25 - 0.09)."""
     values, zero = drawn(*MASK.shape, seed=2), torch.zeros(3)
     judged = Judged(zero, torch.zeros_like(values), values + 0.5, MASK, zero.long())
-    found = replay_metrics(Replays(Replayed(values, MASK), torch.full_like(values, 0.09), zero.long()), judged, 1.0)
+    found = replay_metrics(judged, Replayed(values, MASK, torch.full_like(values, 0.09)), zero.long(), 1.0)
     assert (found["replay/critic_bias"], found["replay/critic_error"]) == pytest.approx((0.5, 0.4))
     assert found["replay/standard_error"] == pytest.approx(0.3)
 

@@ -42,7 +42,7 @@ def learner_of(one: Trainer) -> NaturalLearner:
     return one.learner
 
 
-def gain_and_kl(one: Trainer, rollout: Rollout, weights: list[Tensor]) -> list[Tensor]:
+def gain_and_kl(one: Trainer, rollout: Rollout, weights: list[Tensor]) -> dict[str, Tensor]:
     """Of the whole rollout at once."""
     (rows,) = rollout.micro_batches(8, torch.arange(8))
     return learner_of(one).gain_and_kl(rows, weights)
@@ -90,7 +90,7 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(
     opposite = [2 * old - new.detach() for old, new in zip(before, parameters, strict=True)]
     for parameter, old in zip(parameters, before, strict=True):
         parameter.data.copy_(old)
-    backwards = gain_and_kl(one, rollout, opposite)[0] / rollout.episodes.response_mask.sum()
+    backwards = gain_and_kl(one, rollout, opposite)["gain"] / rollout.episodes.response_mask.sum()
     shrunk = 0.8 ** (metrics["policy/line_search"] - 1)
     slope = (metrics["policy/surrogate_gain"] - backwards.item()) / 2
     assert slope == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=2e-3)
@@ -100,9 +100,9 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(
 def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     better = NaturalLearner.gain_and_kl
 
-    def worse(*args: Any) -> list[Tensor]:
-        gain, kl = better(*args)
-        return [-gain, kl]
+    def worse(*args: Any) -> dict[str, Tensor]:
+        found = better(*args)
+        return {**found, "gain": -found["gain"]}
 
     one, rollout, metrics = ready(tmp_path)
     held = weights(one)

@@ -248,6 +248,11 @@ def test_a_warm_up_moves_the_critic_alone_and_tells_no_controller_anything(tmp_p
     assert any(name.startswith("lm.") for name in moved[6])
 
 
+def test_the_target_kl_stop_leaves_half_as_much_again() -> None:
+    part = parts_of(cfg(algorithm__target_kl=0.02))["target_kl"]
+    assert [part.step({"policy/approxkl": kl}).ends for kl in (0.0, 0.02, 0.03, 0.0301)] == [False] * 3 + [True]
+
+
 def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path: Path) -> None:
     outcome, rows, _ = run(tmp_path, algorithm__target_kl=1e-3)
     assert (outcome.status, outcome.updates) == ("complete", 6)  # every rollout is made; only their steps are fewer

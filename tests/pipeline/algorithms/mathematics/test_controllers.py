@@ -17,7 +17,6 @@ from pipeline.algorithms.mathematics.controllers import (
     hinge,
     lr_schedule,
     multiplier,
-    out_of_reach,
     scheduled,
 )
 
@@ -65,10 +64,6 @@ def test_the_hinge_holds_the_product_at_the_threshold() -> None:
     # Twice the threshold halves the step, ten times leaves a tenth; at it or below, and for a noisy negative KL, all of
     # it.
     assert [hinge(kl, 0.02) for kl in (-0.1, 0.0, 0.02, 0.04, 0.2)] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.1])
-
-
-def test_the_target_kl_stop_leaves_half_as_much_again() -> None:
-    assert [out_of_reach(kl, 0.02) for kl in (0.0, 0.02, 0.03, 0.0301)] == [False, False, False, True]
 
 
 def test_learning_rate_falls_to_zero_behind_the_last_step() -> None:
