@@ -14,10 +14,8 @@ from tinytrial import run, trainer
 from pipeline.models.anatomy import trunk
 from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.run.metrics_log import merged
-from pipeline.training.given import Outcome
 from pipeline.training.trainer import Trainer
 
-Rows = dict[int, dict[str, float]]
 KNOBS = {"train__steps": 8, "train__batch_size": 16, "runtime": {"micro_batch_size": 8, "rollout_batch_size": 16}}
 
 
@@ -33,27 +31,8 @@ def limited(one: Trainer, too_many: Callable[[int, bool], bool]) -> Trainer:
     return one
 
 
-def ended(one: Trainer, folder: Path) -> tuple[Outcome, Rows]:
-    return one.run(), merged(folder / "metrics.jsonl")
-
-
-def assert_same(found: Rows, wanted: Rows) -> None:
-    assert found.keys() == wanted.keys()
-    for step, row in wanted.items():
-        assert found[step] == pytest.approx(row, rel=1e-3, abs=1e-5), step
-
-
-def assert_halved(outcome: Outcome, rows: Rows, wanted: Rows, watch: Recorder, key: str, size: int) -> None:
-    """Twice, with a warning each, and with the results of a trial that had room."""
-    assert outcome.status == "complete"
-    assert_same(rows, wanted)
-    assert [warning.split(";")[0] for warning in watch.warnings] == [
-        f"out of memory with {key} = {size}: from here on {size // 2}",
-        f"out of memory with {key} = {size // 2}: from here on {size // 4}",
-    ]
-
-
 def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_path: Path) -> None:
+    """Halved twice, with a warning each."""
     watch, calls = Recorder(), [0]
 
     def second_part_fails(rows: int, gradients: bool) -> bool:
@@ -61,9 +40,16 @@ def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_pat
         calls[0] += gradients and rows > 2
         return gradients and rows > 2 and calls[0] > 1
 
-    outcome, rows = ended(limited(trainer(tmp_path / "a", watch, **KNOBS), second_part_fails), tmp_path / "a")
+    outcome = limited(trainer(tmp_path / "a", watch, **KNOBS), second_part_fails).run()
     _, wanted, _ = run(tmp_path / "b", **KNOBS)
-    assert_halved(outcome, rows, wanted, watch, "runtime.micro_batch_size", 8)
+    rows = merged(tmp_path / "a" / "metrics.jsonl")
+    assert outcome.status == "complete"
+    assert rows.keys() == wanted.keys()
+    for step, row in wanted.items():
+        assert rows[step] == pytest.approx(row, rel=1e-3, abs=1e-5), step
+    assert [warning.split(";")[0] for warning in watch.warnings] == [
+        f"out of memory with runtime.micro_batch_size = {size}: from here on {size // 2}" for size in (8, 4)
+    ]
 
 
 def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_of_its_last_step(tmp_path: Path) -> None:
@@ -72,8 +58,7 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
     def after_five(rows: int, gradients: bool) -> bool:
         return gradients and steps[0] >= 5
 
-    watch = Recorder()
-    one = limited(trainer(tmp_path, watch, **KNOBS), after_five)
+    one = limited(trainer(tmp_path, **KNOBS), after_five)
     take = one.state.steps.optimiser.step
 
     def count(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +66,7 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
         return take(*args, **kwargs)
 
     one.state.steps.optimiser.step = count
-    outcome, rows = ended(one, tmp_path)
+    outcome, rows = one.run(), merged(tmp_path / "metrics.jsonl")
     assert (outcome.status, outcome.steps) == ("budget", 5)
     assert outcome.reason is not None
     assert outcome.reason.startswith(
