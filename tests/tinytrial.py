@@ -23,10 +23,9 @@ from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import merged
 from pipeline.training.checkpoint import Files
 from pipeline.training.experience import Experience, Measured, Rows
-from pipeline.training.given import Networks, Outcome, TrainingData
-from pipeline.training.judging import Scores, v_star_of
+from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.rounds import Round
-from pipeline.training.trainer import Trainer
+from pipeline.training.trainer import Networks, Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
 ROUNDING = 1e-5

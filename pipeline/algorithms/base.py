@@ -1,4 +1,5 @@
-"""What the trainer asks of an algorithm: an estimator of advantages, and a surrogate of the policy's loss.
+"""What the trainer asks of an algorithm: an estimator of advantages, and a surrogate of the policy's loss. Their code
+is found by the lines in `pipeline.algorithms.kinds`.
 
 B sequences, T response columns, N valid tokens of some rows, row by row.
 """
@@ -7,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from torch import Tensor
 
+from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.config.algorithm import AlgorithmConfig
+from pipeline.config.effects import value_at
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,23 @@ Surrogate = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, dict[str, Tens
 """From the log-probs of n tokens, or the sums or means of n responses, by the network and by the policy that sampled,
 nats, their advantages (n,), and the settings of the trust region to the policy's losses (n,), to be minimised, and what
 metrics average, (n,) each."""
+Losses = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""A surrogate with its settings."""
+
+
+def estimator_of(cfg: AlgorithmConfig) -> Estimator:
+    """The estimator of `algorithm.advantage`, which is not none."""
+    code = ADVANTAGES[cfg.advantage].code
+    assert code is not None
+    found: Estimator = resolve_name(code)
+    return found
+
+
+def surrogate_of(cfg: AlgorithmConfig) -> Losses:
+    """The surrogate of `algorithm.trust_region`; without a ratio -A log π, whose gradient is that of REINFORCE."""
+    if cfg.ratio == "none":
+        return lambda new, old, advantages: (-advantages * new, {})
+    region = TRUST_REGIONS[cfg.trust_region]
+    code: Surrogate = resolve_name(region.code)
+    settings = value_at(cfg, cfg.trust_region) if region.settings else None
+    return lambda new, old, advantages: code(new, old, advantages, settings)

@@ -41,12 +41,11 @@ from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.checkpoint import Files, checkpoints
-from pipeline.training.given import Networks, Outcome, TrainingData
-from pipeline.training.judging import Scores, v_star_of
+from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.launch import launch
 from pipeline.training.new_actor import load_reference, new_actor
 from pipeline.training.rounds import carried_on, described, has_ended, leave, round_of
-from pipeline.training.trainer import Trainer
+from pipeline.training.trainer import Networks, Outcome, Trainer
 
 
 @dataclass(frozen=True)

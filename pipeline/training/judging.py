@@ -78,6 +78,24 @@ class RolloutContext:
 
 
 @dataclass(frozen=True)
+class TrainingData:
+    """All training prompts, left-padded, on the CPU; n of them."""
+
+    queries: Tensor
+    """(n, P) int64."""
+    query_mask: Tensor
+    """(n, P) bool."""
+    token_ids: dict[str, int]
+    """``eos_id`` and ``pad_id``."""
+    v_star: Tensor | None = None
+    """(n,) float64, V* of each, where the advantage needs it."""
+    pairs: Episodes | None = None
+    """(2m, ...) stored pairs to learn from instead of rollouts: the preferred response of each, then the other one."""
+    closes: Tensor | None = None
+    """(V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences."""
+
+
+@dataclass(frozen=True)
 class Prompts:
     """The prompts of one rollout, on the device."""
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import Judged, Replayed
+from pipeline.algorithms.base import Judged, Replayed, estimator_of
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
-from pipeline.algorithms.registry import estimator_of
 from pipeline.algorithms.replay import targets
 from pipeline.config.samples import has_replay
 from pipeline.config.trial import TrialConfig

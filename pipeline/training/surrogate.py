@@ -12,7 +12,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.registry import surrogate_of
+from pipeline.algorithms.base import surrogate_of
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import to_grid

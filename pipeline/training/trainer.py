@@ -8,14 +8,16 @@ beside the gradient is a part (`pipeline.training.part`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any
 
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.config.pairs import only_watched
 from pipeline.config.trial import TrialConfig
+from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import MemoryFull, Room
+from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler
 from pipeline.models.static_sampler import choose_sampler
@@ -25,9 +27,8 @@ from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.run.progress import Reporter
 from pipeline.training.checkpoint import Checkpoints, Files
 from pipeline.training.experience import Experience, in_turn
-from pipeline.training.given import Networks, Outcome, TrainingData
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
-from pipeline.training.judging import Prompts, RolloutContext, ScoreFn
+from pipeline.training.judging import Prompts, RolloutContext, ScoreFn, TrainingData
 from pipeline.training.pairs import stored_experience
 from pipeline.training.part import TAKEN, Terms, parts_of
 from pipeline.training.processes import Ranks
@@ -36,6 +37,29 @@ from pipeline.training.rounds import Round, last_update
 from pipeline.training.selfcheck import check_end, check_start
 from pipeline.training.state import Progress, TrainingState
 from pipeline.training.update import Learner, OnStep
+
+
+@dataclass
+class Outcome:
+    """How a trial ended."""
+
+    status: str
+    reason: str | None
+    steps: int
+    updates: int
+    episodes: int
+    tokens: int
+    cap: dict[str, Any] | None
+    """Of a trial that a cap has ended: which one, how much was spent of it, and the step of the newest checkpoint."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Networks:
+    """What is trained, and what it is compared with."""
+
+    actor: ActorCritic
+    reference: CausalLM
 
 
 class Trainer:

@@ -19,9 +19,8 @@ from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
 from pipeline.training import checkpoint as checkpoint_module
 from pipeline.training.checkpoint import Files
-from pipeline.training.given import Networks, TrainingData
-from pipeline.training.judging import Scores
-from pipeline.training.trainer import Trainer
+from pipeline.training.judging import Scores, TrainingData
+from pipeline.training.trainer import Networks, Trainer
 
 NEVER = -1
 """As EOS: a token that the network cannot say, so that every response has its full length."""

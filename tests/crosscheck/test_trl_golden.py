@@ -22,10 +22,10 @@ from safetensors import safe_open
 from tinytrial import BASE, preset, rows_of
 from torch import Tensor
 
+from pipeline.algorithms.base import estimator_of
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean
 from pipeline.algorithms.mathematics.shaping import beta_in_reward, non_score_reward, overlong
-from pipeline.algorithms.registry import estimator_of
 from pipeline.config.presets import PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import response_mask, to_grid

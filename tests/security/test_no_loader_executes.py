@@ -22,7 +22,7 @@ METHODS = {"load_model", "enable_load_extension", "load_extension", "exec_module
 OWN_PIPE = "objects between a process and the children that it started, over an anonymous pipe; no file, no port"
 OWN_NAME = "imports a module of this package by a name that stands in the code"
 SAFE = "makes plain values only"
-RESOLVING = ("algorithms/registry", "config/base", "rewards/learned", "rewards/scorers", "training/pairs",
+RESOLVING = ("algorithms/base", "config/base", "rewards/learned", "rewards/scorers", "training/pairs",
              "training/part", "training/trainer")  # fmt: skip
 ALLOWED = {
     ("studies/execution/hand.py", "multiprocessing"): OWN_PIPE,

@@ -12,12 +12,11 @@ from helpers import trial_config
 from naive import drawn, prefix
 from torch import Tensor
 
-from pipeline.algorithms.base import AdvantageEstimate, Judged, Replayed
+from pipeline.algorithms.base import AdvantageEstimate, Judged, Replayed, estimator_of
 from pipeline.algorithms.baselines import EPSILON
 from pipeline.algorithms.mathematics.advantages import gae, to_go
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import token_rewards
-from pipeline.algorithms.registry import estimator_of
 from pipeline.algorithms.replay import held, segment_gae, starts, targets
 
 MASK = prefix([[1, 2], [3], [4, 5, 6], [7]])

@@ -11,8 +11,8 @@ from helpers import trial_config
 from naive import drawn
 from torch import Tensor
 
+from pipeline.algorithms.base import surrogate_of
 from pipeline.algorithms.kinds import TRUST_REGIONS
-from pipeline.algorithms.registry import surrogate_of
 from pipeline.training.surrogate import response_weights
 
 NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none", "train__num_epochs": 1}

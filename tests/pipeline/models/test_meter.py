@@ -30,9 +30,8 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, new_reward_model
 from pipeline.rewards.settings import RewardConfig
 from pipeline.training.checkpoint import Files
-from pipeline.training.given import Networks, TrainingData
-from pipeline.training.judging import Scores
-from pipeline.training.trainer import Trainer
+from pipeline.training.judging import Scores, TrainingData
+from pipeline.training.trainer import Networks, Trainer
 
 VOCAB, LAYERS, WIDTH = 257, 6, 64
 KNOBS: dict[str, Any] = {

@@ -17,8 +17,8 @@ from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.run.leaving import LEAVE, Leaving, ask_to_leave, asked_to_leave, can_leave
 from pipeline.training import checkpoint
-from pipeline.training.given import Outcome
 from pipeline.training.launch import launch
+from pipeline.training.trainer import Outcome
 
 SOME = {
     "adaptive", "adaptive bonus", "floor", "target", "separate", "lora", "few bits", "trpo", "grpo", "vine_ppo", "dpo",

@@ -13,9 +13,8 @@ from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.run.metrics_log import merged
-from pipeline.training.given import Outcome
 from pipeline.training.rounds import PLAIN, TENSORS, Round, load_state, save_state
-from pipeline.training.trainer import Trainer
+from pipeline.training.trainer import Outcome, Trainer
 
 ROUND_KL = "objective/round_kl_per_token"
 
