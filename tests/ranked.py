@@ -26,6 +26,12 @@ def breaks(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> N
     time.sleep(600)
 
 
+def dies(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def leaves(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
     """As a trial that a scheduler has signalled, every process of it."""
     os.kill(os.getpid(), signal.SIGTERM)

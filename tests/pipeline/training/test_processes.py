@@ -71,16 +71,18 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_mistakes_of_the_user_come_back_as_such(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^train.batch_size: too small$"):
-        launch(ranked.refuses, TWO, tmp_path, Recorder(), None)
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (ranked.refuses, UserError, r"^train.batch_size: too small$"),
+        (ranked.breaks, RuntimeError, r"process 1 of 2 failed:(.|\n)*the second one broke"),
+        (ranked.dies, RuntimeError, r"process 1 of 2 ended with -9"),
+    ],
+)
+def test_the_first_error_of_a_process_ends_all(tmp_path: Path, function: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        launch(function, TWO, tmp_path, Recorder(), None)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_when_one_process_breaks_all_end(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"process 1 of 2 failed:(.|\n)*the second one broke"):
-        launch(ranked.breaks, TWO, tmp_path, Recorder(), None)
 
 
 def test_processes_speak_json_on_loopback_alone(tmp_path: Path) -> None:

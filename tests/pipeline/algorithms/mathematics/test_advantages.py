@@ -1,12 +1,10 @@
-"""Generalised advantage estimation: golden tables, identities, plain loops; explained variance."""
+"""Generalised advantage estimation: golden tables and identities; explained variance."""
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from itertools import chain
 
-import naive
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,11 +46,6 @@ def padded(rows: Rows, pad: int = 0, junk: float = NAN) -> tuple[Tensor, Tensor,
 
 @pytest.mark.parametrize(("gamma", "lam"), GOLDEN)
 def test_golden_table(gamma: float, lam: float) -> None:
-    """The table is also held against the sum of the definition in exact fractions."""
-    g, el = Fraction(str(gamma)), Fraction(str(lam))
-    for rewards, values, expected in zip(REWARDS, VALUES, GOLDEN[gamma, lam], strict=True):
-        ours = naive.gae([Fraction(r) for r in rewards], [Fraction(v) for v in values], g, el)
-        assert ours == [Fraction(str(value)) for value in expected]
     # Values and rewards on the pad after EOS are somebody's garbage.
     mask = prefix(REWARDS, pad=1)
     advantages, returns = gae(grid(REWARDS, pad=1, junk=7.0), grid(VALUES, pad=1, junk=55.0), mask, gamma, lam)
