@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import trial_config
-from naive import drawn, prefix
-from tinytrial import rows_of
+from naive import prefix
+from tinytrial import moved, rows_of, trainer
 from torch import Tensor
 
 from pipeline.models import lm_head as head_module
-from pipeline.models.lm_head import token_stats
-from pipeline.models.policy import Episodes, to_grid
+from pipeline.models.policy import ActorCritic, Episodes, to_grid
 from pipeline.training.experience import Experience, Measured
 from pipeline.training.judging import Scores
 from pipeline.training.rollout import drift_metrics, reward_metrics, sampling_metrics
@@ -103,32 +103,21 @@ def test_pad_columns_move_no_metric_of_a_rollout() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_exact_statistics_by_chunks_equal_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    """Against the definitions in float64 on the whole (tokens, vocabulary) table, at a temperature."""
+def test_what_is_measured_by_chunks_is_that_of_the_whole_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    """Against the definitions on all (tokens, vocabulary), at a temperature, of a policy that has moved."""
     monkeypatch.setattr(head_module, "chunk_tokens", lambda *_: chunk)
-    n, width, vocab = 7, 4, 9
-
-    class Network(torch.nn.Module):
-        config = type("Config", (), {"vocab_size": vocab})
-
-        def __init__(self, seed: int) -> None:
-            super().__init__()
-            self.head = torch.nn.Linear(width, vocab)
-            self.head.weight.data = drawn(vocab, width, seed=seed, dtype=torch.float32)
-
-        def get_output_embeddings(self) -> torch.nn.Linear:
-            return self.head
-
-    nets = [Network(seed) for seed in range(2)]
-    hiddens, labels = [drawn(n, width, seed=seed, dtype=torch.float32) for seed in (5, 6)], torch.arange(n)
-    stats = token_stats(nets[0], hiddens[0], nets[1], hiddens[1], labels, 0.7)
+    one = moved(trainer(tmp_path, train__temperature=0.7), 0.1)
+    rollout, nets = one._rollout(), (one.actor.lm, one.rollout_context.reference)
+    measured, labels = rollout.measured, rollout.episodes.labels.unsqueeze(1)
     with torch.no_grad():
-        pi, ref = (
-            torch.softmax((h.double() @ net.head.weight.double().T + net.head.bias.double()) / 0.7, -1)
-            for h, net in zip(hiddens, nets, strict=True)
-        )
-    close = {"rtol": 1e-5, "atol": 1e-6}  # fp32: a few units of 1.2e-7 on numbers up to about 10
-    torch.testing.assert_close(stats.logprobs.double(), pi[range(n), labels].log(), **close)
-    torch.testing.assert_close(stats.ref_logprobs.double(), ref[range(n), labels].log(), **close)
-    torch.testing.assert_close(stats.kl.double(), (pi * (pi / ref).log()).sum(-1), **close)
-    torch.testing.assert_close(stats.entropy.double(), -(pi * pi.log()).sum(-1), **close)
+        log_pi, log_ref = (ActorCritic(net, has_critic=False)(rollout.episodes, 0.7)[0].double() for net in nets)
+    pi = log_pi.exp()
+    for found, wanted in (
+        (measured.logprobs, log_pi.gather(1, labels).squeeze(1)),
+        (measured.ref_logprobs, log_ref.gather(1, labels).squeeze(1)),
+        (measured.kl, (pi * (log_pi - log_ref)).sum(-1)),
+        (measured.entropy, -(pi * log_pi).sum(-1)),
+    ):
+        torch.testing.assert_close(found[rollout.episodes.response_mask].double(), wanted, rtol=1e-5, atol=1e-5)
