@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,11 +86,9 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
         return [_unpacked(one, tensors) for one in value]
     if not isinstance(value, dict):
         return value
-    return tensors[value["tensor"]] if "tensor" in value else dict(_pairs(value, tensors))
-
-
-def _pairs(value: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Iterator[tuple[Any, Any]]:
-    return ((key, _unpacked(one, tensors)) for key, one in value["pairs"])
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    return {key: _unpacked(one, tensors) for key, one in value["pairs"]}
 
 
 def number_of(last: Artifact | None) -> int:

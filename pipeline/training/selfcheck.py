@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pipeline.models.anatomy import trunk
-from pipeline.models.loading import CausalLM
-from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, positions
+from pipeline.models.lm_head import head_logprobs
+from pipeline.models.policy import ActorCritic, Episodes, positions, response_hidden
 from pipeline.training.health import NOISE, Diverged
 from pipeline.training.rollout import Rollout
 
@@ -58,7 +58,6 @@ def check_start(rollout: Rollout, actor: ActorCritic, temperature: float, tolera
 def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, tolerance: float) -> None:
     """Real tokens as padding left and right, hidden by masks as sampling hides it, change no log-probability. Raises
     `SelfCheckFailed`."""
-    log_pi, _ = actor(episodes, temperature)
     filler = episodes.query_responses[:, -1:].expand(-1, PAD_COLUMNS)
     hidden = torch.zeros_like(filler, dtype=torch.bool)
     padded = replace(
@@ -67,8 +66,16 @@ def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, to
         query_mask=torch.cat([hidden, episodes.query_mask], dim=1),
         response_mask=torch.cat([episodes.response_mask, hidden], dim=1),
     )
-    behind_masks = log_probs(actor.lm, masked_hidden(actor.lm, padded), temperature)
-    apart = (gather(log_pi, episodes.labels) - gather(behind_masks, episodes.labels)).abs().max()
+    lm, mask, start = actor.lm, padded.attention_mask, padded.context_length - 1
+    output = trunk(lm)(
+        input_ids=padded.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False
+    )
+    behind_masks = output.last_hidden_state[:, start : start + padded.response_mask.shape[1]][padded.response_mask]
+    plain, masked = (
+        head_logprobs(lm, hidden, episodes.labels, temperature)
+        for hidden in (response_hidden(lm, episodes), behind_masks)
+    )
+    apart = (plain - masked).abs().max()
     if float(apart) > tolerance:
         raise SelfCheckFailed(
             f"{PAD_COLUMNS} columns of padding move a log-probability by {float(apart):.3g} nats: the network ignores"
@@ -104,15 +111,3 @@ def check_first_step(metrics: Mapping[str, float], off_policy: float, tolerance:
             f" tokens have a log ratio beyond {tolerance:g} nats; before any step these must be 1, 0 and at most"
             f" {MOST_OFF_POLICY:.1%}: rollout and training forward disagree"
         )
-
-
-def masked_hidden(lm: CausalLM, episodes: Episodes) -> Tensor:
-    """Hidden states (N, H) at the positions that predict the valid response tokens, of rows with their padding in
-    place."""
-    mask = episodes.attention_mask
-    output = trunk(lm)(
-        input_ids=episodes.query_responses, attention_mask=mask, position_ids=positions(mask), use_cache=False
-    )
-    start = episodes.context_length - 1
-    hidden: Tensor = output.last_hidden_state[:, start : start + episodes.response_mask.shape[1]]
-    return hidden[episodes.response_mask]
