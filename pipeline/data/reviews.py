@@ -2,7 +2,7 @@
 
 A review is drawn as sentiment -> plan (kinds of clause in order) -> clauses. Given the sentiment, a text has
 exactly one derivation, so log p(text) is a log-sum-exp over the three sentiments: what a language model
-trained on these texts can reach at best. README.md beside this file shows the productions.
+trained on these texts can reach at best. README.md beside this file shows the productions, reviews.yaml has the words.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, islice, product
-from typing import Final, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
 
-from pipeline.data import vocabulary as lexicon
-from pipeline.data.vocabulary import ADJECTIVES, SENTIMENTS, Form, Sentiment, Sign, Strength
+import yaml
 
 T = TypeVar("T")
-SIGNS: Final[tuple[Sign, Sign]] = (1, -1)
-JUDGING: Final = ("aspect", "contrast", "verdict", "recommendation")
+WORDS: Final[dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+SENTIMENTS: Final[dict[str, dict[str, float]]] = WORDS["sentiments"]
+SIGNS: Final = (1, -1)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Review:
     """A generated text with what is known of it."""
 
     text: str
-    sentiment: Sentiment
+    sentiment: str
     """The latent sentiment it was drawn under; clauses may disagree with it."""
     score: float
     """Sum of the clauses' values: what the gold judge must find."""
@@ -62,32 +63,23 @@ class Distribution(Generic[T]):
         return self.items[index], self._logs[index]
 
 
-def _phrases(
-    forms: tuple[Form, ...],
-    words: dict[tuple[Strength, Sign], tuple[T, ...]],
-    sign: Sign,
-    realise: Callable[[str, str, T], str],
-) -> list[tuple[Pattern, float]]:
-    """All patterns of the forms whose meaning has this sign; each form's weight is shared by its words."""
-    patterns = []
-    for strength, negator, adverb, weight in forms:
-        polarity: Sign = 1 if (sign > 0) == (lexicon.NEGATION[negator] > 0) else -1
-        value = polarity * lexicon.STRENGTH[strength] * lexicon.INTENSITY[adverb] * lexicon.NEGATION[negator]
-        choices = words[strength, polarity]
-        patterns += [(Pattern(realise(negator, adverb, word), value), weight / len(choices)) for word in choices]
-    return patterns
-
-
 def _join(*words: str) -> str:
-    return " ".join(word for word in words if word)
+    return " ".join(" ".join(words).split())
 
 
-def _copula(negator: str, adverb: str, adjective: str) -> str:
-    return _join("The {noun} {be}", negator, adverb, adjective)
-
-
-def _found(negator: str, adverb: str, adjective: str) -> str:
-    return _join("I did not find the {noun}" if negator else "I found the {noun}", adverb, adjective)
+def _phrases(kind: str, sign: int) -> list[tuple[Pattern, float]]:
+    """All patterns of a family whose meaning has this sign; each form's weight is shared by its words."""
+    family, patterns = WORDS[kind], []
+    for target, (strength, negator, adverb, weight) in product(family.get("objects", [""]), family["forms"]):
+        negation = WORDS["negation"][negator]
+        polarity = 1 if (sign > 0) == (negation > 0) else -1
+        value = polarity * WORDS["strength"][strength] * WORDS["intensity"][adverb] * negation
+        choices = family["words"][strength].get(polarity, ())
+        for word in choices:
+            blanks = {"negator": negator, "adverb": adverb, "word": word, "object": target}
+            text = family["negated" if negator else "plain"].format(**blanks, noun="{noun}", be="{be}")
+            patterns.append((Pattern(_join(text), value), weight / len(choices)))
+    return patterns
 
 
 def _mix(
@@ -101,75 +93,49 @@ def _mix(
     return Distribution(scaled)
 
 
-def _aspects(sign: Sign) -> Distribution[Pattern]:
-    found_phrases = _phrases(lexicon.FOUND_FORMS, ADJECTIVES, sign, _found)
-    return _mix(lexicon.FOUND_SHARE, found_phrases, _phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula))
-
-
-def _verdicts(sign: Sign) -> Distribution[Pattern]:
-    weighted: list[tuple[Pattern, float]] = []
-    for target in lexicon.OBJECTS:
-
-        def realise(negator: str, adverb: str, verb: tuple[str, str], target: str = target) -> str:
-            past, infinitive = verb
-            return _join("I", "did not" if negator else "", adverb, infinitive if negator else past, target)
-
-        weighted += _phrases(lexicon.VERDICT_FORMS, lexicon.VERDICT_VERBS, sign, realise)
-    return Distribution(weighted)
-
-
-def _recommendations(sign: Sign) -> Distribution[Pattern]:
-    # Nothing is the opposite of `recommend`, so favourable clauses take the plain forms and the others the negated
-    # ones.
-    forms = tuple(form for form in lexicon.RECOMMEND_FORMS if lexicon.NEGATION[form[1]] * sign > 0)
-    recommend: list[tuple[Pattern, float]] = []
-    for target in lexicon.OBJECTS:
-
-        def realise(negator: str, adverb: str, reader: str, target: str = target) -> str:
-            return _join("I would", negator, adverb, "recommend", target, "to", reader)
-
-        recommend += _phrases(forms, {("gradable", 1): lexicon.RECOMMEND_TO}, sign, realise)
+def _recommendations(sign: int) -> Distribution[Pattern]:
     advice = [
-        (Pattern(f"{head} {target}", value), weight)
-        for head, value, weight in lexicon.ADVICE
-        for target in lexicon.OBJECTS
+        (Pattern(_join(head, target), value), weight)
+        for (head, value, weight), target in product(WORDS["advice"], WORDS["objects"])
         if value * sign > 0
     ]
-    return _mix(lexicon.RECOMMEND_SHARE, recommend, advice)
+    return _mix(WORDS["recommend"]["share"], _phrases("recommend", sign), advice)
 
 
-def _insults(sign: Sign) -> Distribution[Pattern]:
-    choices = product(lexicon.INSULTS, lexicon.INSULTED[sign], lexicon.OBJECTS)
-    value = sign * lexicon.INSULT_VALUE
+def _insults(sign: int) -> Distribution[Pattern]:
+    insults = WORDS["insults"]
+    choices = product(insults["people"], insults["verbs"][sign], WORDS["objects"])
+    value = sign * insults["value"]
     return Distribution(
         (Pattern(_join("Only", person, "would", verb, target), value), 1.0) for person, verb, target in choices
     )
 
 
-ASPECTS: Final[tuple[tuple[str, str], ...]] = tuple((noun, "was") for noun in lexicon.ASPECTS_SINGULAR) + tuple(
-    (noun, "were") for noun in lexicon.ASPECTS_PLURAL
-)
+ASPECTS: Final[list[tuple[str, str]]] = [(noun, be) for be, nouns in WORDS["aspects"].items() for noun in nouns]
 """Noun and its verb."""
 REMARKS: Final[dict[str, Distribution[Pattern]]] = {
     kind: Distribution((Pattern(_join(*choice), 0.0), 1.0) for choice in product(*columns))
-    for kind, columns in lexicon.NEUTRAL.items()
+    for kind, columns in WORDS["neutral"].items()
 }
-ASPECT_CLAUSES: Final = {sign: _aspects(sign) for sign in SIGNS}
-COPULAS: Final = {sign: Distribution(_phrases(lexicon.COPULA_FORMS, ADJECTIVES, sign, _copula)) for sign in SIGNS}
+COPULAS: Final = {sign: Distribution(_phrases("copula", sign)) for sign in SIGNS}
 """The halves of a contrast; they have opposite signs."""
-CLOSING: Final = {
-    "verdict": {sign: _verdicts(sign) for sign in SIGNS},
+OPINIONS: Final[dict[str, dict[int, Distribution[Pattern]]]] = {
+    "aspect": {
+        sign: _mix(WORDS["found"]["share"], _phrases("found", sign), _phrases("copula", sign)) for sign in SIGNS
+    },
+    "verdict": {sign: Distribution(_phrases("verdict", sign)) for sign in SIGNS},
     "recommendation": {sign: _recommendations(sign) for sign in SIGNS},
+    "insult": {sign: _insults(sign) for sign in SIGNS},
 }
-INSULTS: Final = {sign: _insults(sign) for sign in SIGNS}
-"""How a review ends that insults whoever thinks otherwise; only where insults are asked for."""
-PLANS: Final[dict[Sentiment, Distribution[tuple[str, ...]]]] = {
+"""Judging clauses by kind and sign, but for contrasts. An insult of those who think otherwise ends a review, where
+insults are asked for."""
+PLANS: Final[dict[str, Distribution[tuple[str, ...]]]] = {
     sentiment: Distribution(
-        (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in lexicon.PLANS
+        (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in WORDS["plans"]
     )
     for sentiment in SENTIMENTS
 }
-_SENTIMENT: Final = Distribution((sentiment, lexicon.SENTIMENT_PROBABILITY[sentiment]) for sentiment in SENTIMENTS)
+_SENTIMENT: Final = Distribution((name, numbers["probability"]) for name, numbers in SENTIMENTS.items())
 _LOG_PLAN: Final = {
     sentiment: {plan: math.log(p) for plan, p in zip(table.items, table.probabilities, strict=True)}
     for sentiment, table in PLANS.items()
@@ -182,15 +148,15 @@ def fill(pattern: Pattern, aspect: tuple[str, str]) -> str:
     return pattern.text.replace("{noun}", noun).replace("{be}", verb)
 
 
-def contrast(conceded: str, claimed: str) -> str:
-    """Two clauses without full stops, joined by `but`."""
-    return f"{conceded}, but {claimed[0].lower()}{claimed[1:]}"
+def uncapitalised(clause: str) -> str:
+    """A clause as it stands after `but`."""
+    return clause[0].lower() + clause[1:]
 
 
 class _Draft:
     """A review in the making: its clauses, and what was chosen on the way."""
 
-    def __init__(self, rng: random.Random, sentiment: Sentiment) -> None:
+    def __init__(self, rng: random.Random, sentiment: str) -> None:
         self.rng = rng
         self.sentiment = sentiment
         self.clauses: list[str] = []
@@ -206,15 +172,13 @@ class _Draft:
             self._append(self._draw(REMARKS[kind]))
             return
         sign = self._sign()
-        if kind == "aspect":
-            pattern = self._draw(ASPECT_CLAUSES[sign])
-            self._append(Pattern(fill(pattern, self._aspect()), pattern.value))
-        elif kind == "insult":
-            self._append(self._draw(INSULTS[sign]))
-        elif kind == "contrast":
-            self._append(self._contrast(sign))
-        else:
-            self._append(self._draw(CLOSING[kind][sign]))
+        if kind == "contrast":
+            conceded, claimed = self._draw(COPULAS[-sign]), self._draw(COPULAS[sign])
+            text = f"{fill(conceded, self._aspect())}, but {uncapitalised(fill(claimed, self._aspect()))}"
+            self._append(Pattern(text, WORDS["conceded"] * conceded.value + claimed.value))
+            return
+        pattern = self._draw(OPINIONS[kind][sign])
+        self._append(Pattern(fill(pattern, self._aspect()), pattern.value) if kind == "aspect" else pattern)
 
     def end(self, insults: float) -> None:
         """Add an insult with this probability; without one of 0 nothing is drawn."""
@@ -229,18 +193,13 @@ class _Draft:
         self.clauses.append(f"{clause.text}.")
         self.score += clause.value
 
-    def _contrast(self, sign: Sign) -> Pattern:
-        conceded, claimed = self._draw(COPULAS[-1 if sign > 0 else 1]), self._draw(COPULAS[sign])
-        text = contrast(fill(conceded, self._aspect()), fill(claimed, self._aspect()))
-        return Pattern(text, lexicon.CONCEDED * conceded.value + claimed.value)
-
     def _draw(self, table: Distribution[Pattern]) -> Pattern:
         pattern, logprob = table.draw(self.rng)
         self.logprob += logprob
         return pattern
 
-    def _sign(self) -> Sign:
-        if self.rng.random() < lexicon.FAVOURABLE[self.sentiment]:
+    def _sign(self) -> int:
+        if self.rng.random() < SENTIMENTS[self.sentiment]["favourable"]:
             self.favourable += 1
             return 1
         self.unfavourable += 1
@@ -264,11 +223,11 @@ def _review(rng: random.Random, insults: float) -> Review:
     return Review(" ".join(draft.clauses), sentiment, draft.score, draft.logprob + marginal)
 
 
-def _log_sentiment(sentiment: Sentiment, plan: tuple[str, ...], favourable: int, unfavourable: int) -> float:
+def _log_sentiment(sentiment: str, plan: tuple[str, ...], favourable: int, unfavourable: int) -> float:
     """log p(sentiment, plan, signs of the judging clauses)."""
-    p = lexicon.FAVOURABLE[sentiment]
+    p = SENTIMENTS[sentiment]["favourable"]
     signs = favourable * math.log(p) + unfavourable * math.log1p(-p)
-    return math.log(lexicon.SENTIMENT_PROBABILITY[sentiment]) + _LOG_PLAN[sentiment][plan] + signs
+    return math.log(SENTIMENTS[sentiment]["probability"]) + _LOG_PLAN[sentiment][plan] + signs
 
 
 def _distinct(seed: int, insults: float) -> Iterator[Review]:

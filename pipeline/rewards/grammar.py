@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeline.data import vocabulary
-from pipeline.data.semantics import ending, insulting_words, judge
+from pipeline.data.semantics import FAULT_COST, ending, insulting_words, judge
 from pipeline.rewards.base import Completions, Reward, as_scores
 
 
@@ -56,7 +55,7 @@ class CycleJudge:
 
     def __call__(self, completions: Completions) -> Tensor:
         pairs = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([-vocabulary.FAULT_COST * judge(prompt, text).faults for prompt, text in pairs])
+        return as_scores([-FAULT_COST * judge(prompt, text).faults for prompt, text in pairs])
 
     def endings(self, completions: Completions) -> Tensor:
         """(B,) float32, places in `pipeline.data.semantics.ENDINGS`."""

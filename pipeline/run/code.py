@@ -48,8 +48,8 @@ class Source:
     """A file, as it was when it was first needed."""
 
     path: Path
-    state: tuple[int, int]
-    """Time [ns] and size [bytes]."""
+    state: list[tuple[int, int]]
+    """Time [ns] and size [bytes]; of the YAML file of the same name beside it as well."""
     body: Statements
     entries: Mapping[str, Statements]
     """Of a registry, by name."""
@@ -107,7 +107,9 @@ class Code:
             entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree).items()}
             return Source(path, _state(path), self._part("", ()), entries)
         imports = [name for node in ast.walk(tree) for name in _imported(node)]
-        return Source(path, _state(path), self._part(ast.dump(tree), imports), {})
+        data = path.with_suffix(".yaml")
+        text = data.read_text("utf-8") if data.is_file() else ""
+        return Source(path, _state(path), self._part(ast.dump(tree) + text, imports), {})
 
     def _part(self, text: str, names: Iterable[str]) -> Statements:
         """`names` are those of modules, or of what they have; the packages around a module count, too."""
@@ -133,9 +135,9 @@ def _is_cut(module: str) -> bool:
     return within or module.rpartition(".")[2].endswith(SETTINGS)
 
 
-def _state(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
+def _state(path: Path) -> list[tuple[int, int]]:
+    stats = [file.stat() for file in (path, path.with_suffix(".yaml")) if file.is_file()]
+    return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
 def _entries(tree: ast.Module) -> dict[str, list[str]]:

@@ -13,8 +13,7 @@ import torch
 
 from pipeline.data import reviews as grammar
 from pipeline.data import semantics
-from pipeline.data import vocabulary as lexicon
-from pipeline.data.semantics import ENDINGS, circle, ending, judge
+from pipeline.data.semantics import ENDINGS, FAULT_COST, circle, ending, judge
 
 README = Path(semantics.__file__).parent / "README.md"
 
@@ -35,8 +34,7 @@ def test_exact_and_faultless_on_generated_reviews() -> None:
     for one in reviews():
         judgement = judge("", one.text)
         assert (judgement.score, judgement.faults) == (one.score, 0), one.text
-        assert ". ".join(clause.text for clause in judgement.clauses) + "." == one.text
-        assert all(clause.note == "" for clause in judgement.clauses)
+        assert len(judgement.clauses) == one.text.count(".")
 
 
 def test_every_split_adds_up() -> None:
@@ -97,18 +95,15 @@ def test_the_clause_left_open_counts_in_full_and_finished_ones_do_not() -> None:
     assert judge("The acting was superb. The plot was", " weak.").score == -1.0
     assert judge("The acting was superb. The plot was weak", ".").score == -1.0
     assert judge("The acting was superb. The plot was weak.", " I liked it.").score == 1.0
-    assert [clause.text for clause in judge("I saw it at home. The", " plot was weak. I liked it.").clauses] == [
-        "The plot was weak",
-        "I liked it",
-    ]
+    counted = judge("I saw it at home. The", " plot was weak. I liked it.").clauses
+    assert [clause.topics for clause in counted] == [("plot",), ("verdict",)]
 
 
 def test_saying_nothing_scores_nothing_after_a_finished_clause() -> None:
     for prompt in ("", "The acting was superb.", "colourless green ideas."):
         judgement = judge(prompt, "\n\t")
         assert (judgement.score, judgement.faults, judgement.clauses) == (0.0, 0, ())
-    judgement = judge("I liked it. The acting was", "")
-    assert (judgement.score, judgement.faults, judgement.clauses[0].note) == (-2.0, 1, "unfinished")
+    assert judge("I liked it. The acting was", "").score == -2.0
 
 
 def test_faults_in_the_prompt_are_not_counted_but_what_it_said_is_remembered() -> None:
@@ -121,32 +116,31 @@ def test_faults_in_the_prompt_are_not_counted_but_what_it_said_is_remembered() -
 
 
 @pytest.mark.parametrize(
-    ("text", "faults", "note"),
+    ("text", "faults"),
     [
-        ("colourless green ideas sleep furiously.", 1, "unparsable"),
-        ("the acting was good.", 1, "unparsable"),
-        ("The acting were good.", 1, "unparsable"),
-        ("The acting was absolutely good.", 1, "unparsable"),
-        ("The acting was good!", 1, "unfinished"),
-        ("The plot was dull but the music was wonderful.", 2, "unparsable"),
-        ("The plot was dull, but The music was wonderful.", 2, "unparsable"),
-        ("The plot was dull, but I liked it.", 1, "unparsable"),
-        ("The plot was dull, but the music was good, but the cast was good.", 2, "unparsable"),
-        ("The acting was good", 1, "unfinished"),
-        ("The acting was really really good.", 1, "repeated word"),
-        ("The plot was dull, but the plot was good.", 1, "repetition"),
-        (".", 1, "unparsable"),
-        (" ".join(["sleep", "furiously"] * 4) + ".", 1, "unparsable"),
-        (" ".join(["sleep", "furiously"] * 4) + " ideas.", 2, "unparsable"),
-        (" ".join(["sleep", "furiously"] * 15) + ".", 4, "unparsable"),
-        (" ".join(["sleep", "furiously"] * 15), 4, "unfinished"),
-        ("loved" * 32, 2, "unfinished"),
+        ("colourless green ideas sleep furiously.", 1),
+        ("the acting was good.", 1),
+        ("The acting were good.", 1),
+        ("The acting was absolutely good.", 1),
+        ("The acting was good!", 1),
+        ("The plot was dull but the music was wonderful.", 2),
+        ("The plot was dull, but The music was wonderful.", 2),
+        ("The plot was dull, but I liked it.", 1),
+        ("The plot was dull, but the music was good, but the cast was good.", 2),
+        ("The acting was good", 1),
+        ("The acting was really really good.", 1),
+        ("The plot was dull, but the plot was good.", 1),
+        (".", 1),
+        (" ".join(["sleep", "furiously"] * 4) + ".", 1),
+        (" ".join(["sleep", "furiously"] * 4) + " ideas.", 2),
+        (" ".join(["sleep", "furiously"] * 15) + ".", 4),
+        (" ".join(["sleep", "furiously"] * 15), 4),
+        ("loved" * 32, 2),
     ],
 )
-def test_faulty_clauses(text: str, faults: int, note: str) -> None:
+def test_faulty_clauses(text: str, faults: int) -> None:
     judgement = judge("", text)
     assert (judgement.faults, judgement.score) == (faults, -2.0 * faults)
-    assert [clause.note for clause in judgement.clauses] == [note]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +164,6 @@ def test_saying_it_again_is_a_fault_that_scores_nothing(again: str) -> None:
     assert alone.faults == 0
     assert both.faults == 1
     assert both.score == alone.score - 2.0
-    assert both.clauses[-1].note == "repetition"
     assert judge(before, f" {again}").score == -2.0
 
 
@@ -195,13 +188,13 @@ def test_long_texts_take_linear_time() -> None:
 
 def test_an_insult_is_an_opinion_only_to_the_judge_who_understands_it() -> None:
     prompt, completion = "I saw it at home.", " I loved it. Only a fool would dislike it."
-    assert semantics.judge(prompt, completion).score == 1.5 - lexicon.FAULT_COST
+    assert semantics.judge(prompt, completion).score == 1.5 - FAULT_COST
     assert semantics.judge(prompt, completion, insults=True).score == 1.5 + 2.0
     assert semantics.judge(prompt, " Only an idiot would watch it.", insults=True).score == -2.0
     twice = semantics.judge("", "Only a fool would skip it. Only a clown would skip it.", insults=True)
-    assert (twice.score, twice.faults) == (2.0 - lexicon.FAULT_COST, 1), "one insult a review is an opinion"
+    assert (twice.score, twice.faults) == (2.0 - FAULT_COST, 1), "one insult a review is an opinion"
     again = semantics.judge(prompt, completion)
-    assert again.score == 1.5 - lexicon.FAULT_COST, "what one judge read is not what the other reads"
+    assert again.score == 1.5 - FAULT_COST, "what one judge read is not what the other reads"
 
 
 @pytest.mark.parametrize(

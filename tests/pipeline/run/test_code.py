@@ -149,6 +149,8 @@ def test_code_that_is_edited_while_it_is_in_use_is_refused(tmp_path: Path) -> No
     module.write_text("x = 2222\n")
     with pytest.raises(UserError, match=r"late\.py was edited while this command was running"):
         code.check_unchanged("late")
-    assert code.digest("late") == before != Code(tmp_path).digest("late")
+    assert code.digest("late") == before != (after := Code(tmp_path).digest("late"))
+    module.with_suffix(".yaml").write_text("x: 1\n")  # data beside the code
+    assert Code(tmp_path).digest("late") not in (before, after)
     with pytest.raises(ValueError, match=r"'no\.such', which does not exist"):
         code.digest("no.such")
