@@ -3,7 +3,6 @@ one form for all texts."""
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import html
 import json
@@ -11,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ FORMATS = ("parquet", "csv", "jsonl")
 TEXT_COLUMNS = ("text",)
 PAIR_COLUMNS = ("prompt", "chosen", "rejected")
 RANKING_COLUMNS = ("prompt", "completions", "ranks")
-MOST_ROWS = 10_000_000
-"""Of a parquet file."""
 HELDOUT_SHARE = 10
 """One of so many texts or prompts is held out when a source has no test split of its own."""
 
@@ -90,7 +88,7 @@ def digests(path: Path, key: str) -> dict[str, str]:
 def check_source(cfg: DataConfig) -> None:
     """Refuse an absent file, a wrong layout or a missing column before anything is written."""
     if cfg.source == "local":
-        check_columns(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS)
+        read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS, head=True)
 
 
 def fingerprint(cfg: DataConfig) -> dict[str, str]:
@@ -98,34 +96,15 @@ def fingerprint(cfg: DataConfig) -> dict[str, str]:
     return digests(Path(cfg.local.path or ""), "data.local.path") if cfg.source == "local" else {}
 
 
-def read_splits(path: Path, key: str, columns: Sequence[str]) -> dict[str, Any]:
-    """The named columns by split, as data frames. Raises `UserError` with the file for what cannot be read or lacks a
-    column."""
+def read_splits(path: Path, key: str, columns: Sequence[str], head: bool = False) -> dict[str, Any]:
+    """The named columns by split, as data frames; the `head` of each file alone. Raises `UserError` with the file for
+    what cannot be read or lacks a column."""
     import pandas as pd
 
     splits = split_files(path, key).items()
-    return {split: pd.concat([_read(file, columns) for file in files], ignore_index=True) for split, files in splits}
-
-
-def check_columns(path: Path, key: str, columns: Sequence[str]) -> None:
-    """Refuse a source one of whose files lacks a column, from the heads of the files alone. Raises `UserError`."""
-    for files in split_files(path, key).values():
-        for file in files:
-            with readable(file):
-                header = _header(file)
-            require(columns, header, str(file))
-
-
-def check_rows(path: Path, most: int = MOST_ROWS) -> None:
-    """Refuse a parquet file that holds more rows than fit into memory: a kilobyte can stand for billions of equal ones.
-
-    Raises `ValueError`, and what pyarrow raises.
-    """
-    import pyarrow.parquet as pq
-
-    rows = pq.read_metadata(path).num_rows
-    if rows > most:
-        raise ValueError(f"it has {rows:,} rows, and at most {most:,} are read")
+    return {
+        split: pd.concat([_read(file, columns, head) for file in files], ignore_index=True) for split, files in splits
+    }
 
 
 def require(columns: Sequence[str], header: Sequence[object], origin: str) -> None:
@@ -139,34 +118,23 @@ def require(columns: Sequence[str], header: Sequence[object], origin: str) -> No
             )
 
 
-def _read(path: Path, columns: Sequence[str]) -> Any:
+def _read(path: Path, columns: Sequence[str], head: bool) -> Any:
     import pandas as pd
+    import pyarrow.parquet as pq
 
     with readable(path):
         if path.suffix == ".parquet":
-            check_rows(path)
-            frame = pd.read_parquet(path)
+            frame = pq.read_schema(path).empty_table().to_pandas() if head else pd.read_parquet(path)
         elif path.suffix == ".csv":
             # As strings, and nothing is "missing": a review may consist of the word NA.
-            frame = pd.read_csv(path, encoding="utf-8-sig", dtype=str, keep_default_na=False)
+            rows = 0 if head else None
+            frame = pd.read_csv(path, encoding="utf-8-sig", dtype=str, keep_default_na=False, nrows=rows)
         else:
             # As they are: a string type would refuse half a surrogate pair.
-            frame = pd.DataFrame([row for _, row in numbered_lines(path)], dtype=object)
+            objects = islice(numbered_lines(path), 1 if head else None)
+            frame = pd.DataFrame([row for _, row in objects], dtype=object)
     require(columns, list(frame.columns), str(path))
     return frame[list(columns)]
-
-
-def _header(path: Path) -> list[str]:
-    """The columns of a table; of JSONL those of its first row."""
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as pq
-
-        check_rows(path)
-        return list(pq.read_schema(path).names)
-    if path.suffix == ".csv":
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return next(csv.reader(file), [])
-    return list(next((row for _, row in numbered_lines(path)), {}))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, check_columns, digests, fingerprint
+from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, digests, fingerprint, read_splits
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
@@ -101,7 +101,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if "reward" in stages:
         columns = PAIR_COLUMNS if config.reward.learned.ranked == 2 else RANKING_COLUMNS
         for key, path in _preference_files(config).items():
-            check_columns(Path(path), key, columns)
+            read_splits(Path(path), key, columns, head=True)
 
 
 def _preference_files(config: TrialConfig) -> dict[str, str]:

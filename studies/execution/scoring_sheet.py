@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.data.files import FORMATS, check_rows, numbered_lines, readable, require
+from pipeline.data.files import FORMATS, numbered_lines, readable, require
 from pipeline.errors import UserError
 from pipeline.named_files import require_file
 from pipeline.wording import shown
@@ -17,8 +17,6 @@ from pipeline.wording import shown
 NEEDED = ("prompt", "completion")
 FIELD = 2**31 - 1
 """Characters in a field of a CSV file, at most: a long text is no fault."""
-MOST_ROWS = 2_000_000
-"""Most rows of a parquet file; each becomes objects of Python."""
 
 
 @dataclass(frozen=True)
@@ -115,5 +113,4 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     import pyarrow.parquet as pq
 
-    check_rows(path, MOST_ROWS)
     yield from enumerate(pq.read_table(path).to_pylist(), 1)
