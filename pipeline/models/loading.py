@@ -13,10 +13,9 @@ from pipeline.config.model import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import CausalLM as CausalLM
 from pipeline.models.fp32_heads import fp32_logits
-from pipeline.models.packing import ARCHITECTURES, packed_attention
+from pipeline.models.packing import ARCHITECTURES, packed_attention, states
 from pipeline.models.precision import ATTENTION
 from pipeline.models.seeding import seed_of
-from pipeline.models.soundness import check_network
 from pipeline.models.tokenizers import cannot_load
 
 TRUNK, HEAD = "trunk", "head.safetensors"
@@ -71,15 +70,46 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
         model = _whole(base, revision=revision)
     except Exception as error:  # each library below has its own class for a file that is none of its kind
         raise UserError(cannot_load("model.base", base, revision, error)) from None
-    check_network(prepared(model), f"model.base = '{base}'")
+    check_logits(prepared(model), f"model.base = '{base}'")
     return model
+
+
+TOKENS, TOLERANCE, LARGE = 8, 1e-2, 30.0
+"""Of the comparison of logits: tokens; nats that rounding in fp32 stays far below; size that logits are scaled up to,
+so that a cap shows on a network that has learned nothing yet as well."""
+
+
+@torch.no_grad()
+def check_logits(model: CausalLM, origin: str) -> None:
+    """Refuse a network whose own logits are not those of its head on the states that rollouts and training share.
+    `origin` names it in the message. Raises `UserError`.
+
+    Granite divides its logits, Cohere multiplies them, Gemma 2 caps them: fine-tuning would train another distribution
+    than the one that is sampled.
+    """
+    head, vocab = model.get_output_embeddings(), int(model.config.vocab_size)
+    tokens = (torch.arange(1, TOKENS + 1) * vocab // (TOKENS + 1)).unsqueeze(0)  # from all over the vocabulary
+    column = torch.arange(TOKENS)
+    hidden = states(model, tokens, torch.tensor([TOKENS]), torch.zeros_like(column), column)
+    factor = max(LARGE / float(head(hidden).abs().max()), 1.0)
+    scaling = head.register_forward_hook(lambda *call: call[2] * factor)
+    try:
+        own, ours = model(input_ids=tokens, use_cache=False).logits[0], head(hidden)
+    finally:
+        scaling.remove()
+    apart = float((torch.log_softmax(own.float(), -1) - torch.log_softmax(ours.float(), -1)).abs().max())
+    if not apart <= TOLERANCE:
+        raise UserError(
+            f"{origin}: a network of the architecture {model.config.model_type} changes its logits after its"
+            f" language-modelling head (log-probabilities differ by up to {apart:.3g} nats), which is not supported:"
+            " the policy that is sampled would not be the one that was fine-tuned. Use a base whose logits are the"
+            " output of its head, such as Qwen2, Llama or GPT-2"
+        )
 
 
 def load_snapshot(path: Path, device: torch.device) -> CausalLM:
     """One of our own `save_pretrained` folders, in fp32."""
-    model = _whole(path, local_files_only=True)
-    check_network(prepared(model.to(device)), str(path))
-    return model
+    return prepared(_whole(path, local_files_only=True).to(device))
 
 
 def _whole(name: str | Path, **source: Any) -> CausalLM:
@@ -101,17 +131,13 @@ def _whole(name: str | Path, **source: Any) -> CausalLM:
 
 
 def prepared(model: CausalLM) -> CausalLM:
-    """The network as every stage uses it: packed rows where they are possible, logits in fp32, evaluation mode for
-    good, and gradients for the embedding of the padding token, which a policy may sample; torch drops them."""
+    """The network as every stage uses it: packed rows where its architecture passes a packing down to its attention,
+    logits in fp32, evaluation mode for good, and gradients for the embedding of the padding token, which a policy may
+    sample; torch drops them."""
     model.get_input_embeddings().padding_idx = None
-    return fp32_logits(packing(model)).eval()
-
-
-def packing(model: CausalLM) -> CausalLM:
-    """The attention that packed rows need, where the architecture is known to pass a packing down to it."""
     if model.config.model_type in ARCHITECTURES:
         model.set_attn_implementation(packed_attention())
-    return model
+    return fp32_logits(model).eval()
 
 
 def freeze(module: nn.Module) -> Any:

@@ -30,40 +30,43 @@ from pipeline.resources.roofline import (
 
 Tally = Callable[[float, float], None]
 """Takes FLOPs and bytes."""
-ADAPTER = ("lora_A", "lora_B")
+ADAPTER = {"lora_A", "lora_B"}
 
 
 @dataclass(frozen=True)
 class LinearMap:
     """One linear map of a block."""
 
+    block: int
+    name: str
+    """Within its block."""
     inputs: int
     outputs: int
     trained: bool
-    adapter: bool
-    block: int
-    part: str
-    """Of its block, the child that it belongs to."""
 
     @property
     def weights(self) -> int:
         return self.inputs * self.outputs
 
+    @property
+    def backward(self) -> int:
+        """Weights that a backward multiplies by: every block has something that is trained, or none has."""
+        return self.weights * (1 + self.trained)
+
 
 def linear_maps(network: CausalLM) -> list[LinearMap]:
     """Every linear map in the blocks of a trunk, adapters included, lowest first."""
-    return [
-        LinearMap(
-            *sizes,
-            trained=module.weight.requires_grad,
-            adapter=any(part in ADAPTER for part in name.split(".")),
-            block=index,
-            part=name.split(".")[0],
-        )
-        for index, block in enumerate(blocks_of(network))
-        for name, module in block.named_modules()
-        if (sizes := map_sizes(module)) is not None
-    ]
+    found = []
+    for index, block in enumerate(blocks_of(network)):
+        for name, module in block.named_modules():
+            if isinstance(module, nn.Linear):  # a quantised one as well
+                sizes = module.in_features, module.out_features
+            elif type(module).__name__ == "Conv1D":  # of transformers: a linear map with its weight transposed
+                sizes = tuple(module.weight.shape)
+            else:
+                continue
+            found.append(LinearMap(index, name, *sizes, module.weight.requires_grad))
+    return found
 
 
 def attention_width(config: Any) -> int:
@@ -80,15 +83,6 @@ def cached_numbers(config: Any) -> int:
     return 2 * getattr(config, "num_hidden_layers", 0) * attention_width(config) * groups // max(heads, 1)
 
 
-def map_sizes(module: Any) -> tuple[int, int] | None:
-    """Inputs and outputs of a linear map; None for any other module."""
-    if isinstance(module, nn.Linear):  # a quantised one as well
-        return module.in_features, module.out_features
-    if type(module).__name__ == "Conv1D":  # of transformers: a linear map with its weight transposed
-        return int(module.weight.shape[0]), int(module.weight.shape[1])
-    return None
-
-
 class TrunkMeter:
     """The work of one trunk, counted at each of its calls."""
 
@@ -96,14 +90,14 @@ class TrunkMeter:
         self._tally, self._block = tally, blocks_of(network)[0]
         maps = linear_maps(network)
         self._adapters = [layer for _, layer in adapter_layers(network)][:1]
-        self._bare = sum(linear.weights for linear in maps if not linear.adapter)
+        self._bare = sum(linear.weights for linear in maps if not set(linear.name.split(".")) & ADAPTER)
         self._forward = sum(linear.weights for linear in maps)
         # Computing a block again ends before its last map: nothing in the backward needs what that one gives.
         self._again = self._forward - sum({linear.block: linear.weights for linear in maps}.values())
-        self._backward = _backward(maps)
+        self._backward = sum(linear.backward for linear in maps)
         # What is left out of a packed call where nobody reads (`pipeline.models.packing`).
-        ending = [linear for linear in maps if linear.block == maps[-1].block and linear.part == "mlp"]
-        self._ending, self._ending_backward = sum(linear.weights for linear in ending), _backward(ending)
+        ending = [one for one in maps if one.block == maps[-1].block and one.name.startswith("mlp.")]
+        self._ending, self._ending_backward = (sum(one.weights for one in ending), sum(one.backward for one in ending))
         self._attention = attention_width(network.config)
         self._layers = int(getattr(network.config, "num_hidden_layers", 0))
         self._cache = cached_numbers(network.config)
@@ -119,10 +113,8 @@ class TrunkMeter:
         rows, new = ids.shape
         mask, packing = kwargs.get("attention_mask"), kwargs.get("packing")
         keys = mask.shape[-1] if isinstance(mask, Tensor) and packing is None else new
-        tokens, pairs = (
-            rows * new,
-            4.0 * self._attention * (rows * new * keys if packing is None else packing.rows * packing.width**2),
-        )
+        tokens = rows * new
+        pairs = 4.0 * self._attention * (tokens * keys if packing is None else packing.rows * packing.width**2)
         bare = bool(self._adapters) and self._adapters[0].disable_adapters
         again = recomputes(self._block)
         unread = 0 if packing is None or again else tokens - len(packing.read)
@@ -144,11 +136,6 @@ def _times() -> int:
     """Of a forward with tangents: each product W x comes with W dx and dW x."""
     with_tangents = forward_ad._current_level >= 0 and not torch.is_grad_enabled()
     return 3 if with_tangents else 1
-
-
-def _backward(maps: list[LinearMap]) -> int:
-    """Weights that a backward multiplies by: every block has something that is trained, or none has."""
-    return sum(linear.weights * (1 + linear.trained) for linear in maps)
 
 
 def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:

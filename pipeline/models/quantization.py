@@ -9,7 +9,6 @@ its inputs too, and its NF4 map computes in bf16 on some CPUs where no gradient 
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from pipeline.models.anatomy import CausalLM, blocks_of
 from pipeline.models.loading import freeze, load_snapshot
-from pipeline.models.soundness import check_repeats
 from pipeline.resources.packages import check_quantization
 
 Quantize = Literal["none", "8bit", "4bit"]
@@ -31,22 +29,48 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 class QuantizedLinear(nn.Linear):
     """A frozen linear map whose weight is held in few bits. `weight` are the codes; they are no weights to compute
-    with."""
+    with.
 
-    def __init__(self, weight: Tensor, bias: nn.Parameter | None) -> None:
+    8 bits: int8, with a scale for each output (LLM.int8(): Dettmers 2022, arXiv 2208.07339, section 2.1). 4 bits: NF4,
+    the scales of its blocks in 8 bits (QLoRA: Dettmers 2023, arXiv 2305.14314, section 3).
+    """
+
+    scale: Tensor
+    """Of the codes of each output; in 4 bits of the codes of the blocks' scales, which are `absmax`."""
+    absmax: Tensor
+    offset: Tensor
+    """Mean of the blocks' scales."""
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None, how: Quantize) -> None:
         """weight (out, in) fp32."""
+        from bitsandbytes.functional import int8_vectorwise_quant, quantize_4bit
+
         nn.Module.__init__(self)
         self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(self._hold(weight.detach().contiguous()), requires_grad=False)
+        weight = weight.detach().contiguous()
+        if how == "8bit":
+            codes, largest, _ = int8_vectorwise_quant(weight.half())
+            buffers = {"scale": largest.float() / 127}
+        else:
+            codes, state = quantize_4bit(weight, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
+            buffers = {"absmax": state.absmax, "scale": state.state2.absmax, "offset": state.offset}
+        self.weight = nn.Parameter(codes, requires_grad=False)
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
         self.register_parameter("bias", bias)
 
-    @abstractmethod
-    def _hold(self, weight: Tensor) -> Tensor:
-        """The codes of a weight; its scales become buffers."""
-
-    @abstractmethod
     def full(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight (out, in) that the codes stand for."""
+        from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
+
+        if self.weight.dtype == torch.int8:
+            return (self.weight * self.scale[:, None]).to(dtype)
+        scales = dequantize_blockwise(self.absmax, absmax=self.scale, blocksize=OUTER_BLOCK) + self.offset
+        # As one long row: on a CPU, bitsandbytes 0.50 mistakes the scales of rows that are no multiple of a block.
+        row = torch.Size((1, self.out_features * self.in_features))
+        state = QuantState(scales, shape=row, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
+        weight: Tensor = dequantize_4bit(self.weight.data, state).view(self.out_features, self.in_features)
+        return weight
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, torch's name
         """The product in the precision of autocast, else in that of the input."""
@@ -54,54 +78,6 @@ class QuantizedLinear(nn.Linear):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else input.dtype
         output: Tensor = _Product.apply(input, self, dtype)  # type: ignore[no-untyped-call]
         return output
-
-
-class Int8Linear(QuantizedLinear):
-    """Held in int8, with a scale for each output (LLM.int8(): Dettmers 2022, arXiv 2208.07339, section 2.1)."""
-
-    scale: Tensor
-
-    def _hold(self, weight: Tensor) -> Tensor:
-        from bitsandbytes.functional import int8_vectorwise_quant
-
-        codes, largest, _ = int8_vectorwise_quant(weight.half())
-        self.register_buffer("scale", largest.float() / 127)
-        held: Tensor = codes
-        return held
-
-    def full(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        return (self.weight * self.scale[:, None]).to(dtype)
-
-
-class NF4Linear(QuantizedLinear):
-    """Held in NF4, the scales of its blocks in 8 bits (QLoRA: Dettmers 2023, arXiv 2305.14314, section 3)."""
-
-    absmax: Tensor
-    """Codes of the blocks' scales."""
-    scale: Tensor
-    """Of these codes."""
-    offset: Tensor
-    """Mean of the blocks' scales."""
-
-    def _hold(self, weight: Tensor) -> Tensor:
-        from bitsandbytes.functional import quantize_4bit
-
-        codes, state = quantize_4bit(weight, blocksize=BLOCK, compress_statistics=True, quant_type="nf4")
-        self.register_buffer("absmax", state.absmax)
-        self.register_buffer("scale", state.state2.absmax)
-        self.register_buffer("offset", state.offset)
-        held: Tensor = codes
-        return held
-
-    def full(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        from bitsandbytes.functional import QuantState, dequantize_4bit, dequantize_blockwise
-
-        scales = dequantize_blockwise(self.absmax, absmax=self.scale, blocksize=OUTER_BLOCK) + self.offset
-        # As one long row: on a CPU, bitsandbytes 0.50 mistakes the scales of rows that are no multiple of a block.
-        row = torch.Size((1, self.out_features * self.in_features))
-        state = QuantState(scales, shape=row, blocksize=BLOCK, quant_type="nf4", dtype=dtype)
-        weight: Tensor = dequantize_4bit(self.weight.data, state).view(self.out_features, self.in_features)
-        return weight
 
 
 class _Product(torch.autograd.Function):
@@ -119,9 +95,6 @@ class _Product(torch.autograd.Function):
         return (gradients[0].to(ctx.dtype) @ ctx.layer.full(ctx.dtype)).to(ctx.x_dtype), None, None
 
 
-KINDS: dict[str, type[QuantizedLinear]] = {"8bit": Int8Linear, "4bit": NF4Linear}
-
-
 def quantize(network: CausalLM, how: Quantize, key: str) -> CausalLM:
     """Hold every linear map in the blocks of a network in few bits, in place, and freeze the network; returns it.
 
@@ -132,7 +105,7 @@ def quantize(network: CausalLM, how: Quantize, key: str) -> CausalLM:
         return network
     check_quantization(key, how)
     for parent, name, weight in list(_maps(network)):
-        setattr(parent, name, KINDS[how](weight, getattr(parent, name).bias))
+        setattr(parent, name, QuantizedLinear(weight, getattr(parent, name).bias, how))
     return freeze(network)
 
 
@@ -165,10 +138,7 @@ def load_quantized(path: Path, how: Quantize, device: torch.device, key: str) ->
     """
     if how == "none":
         return load_snapshot(path, device)
-    model = quantize(load_snapshot(path, torch.device("cpu")), how, key).to(device)
-    # Its logits were checked in fp32.
-    check_repeats(model, str(path))
-    return model
+    return quantize(load_snapshot(path, torch.device("cpu")), how, key).to(device)
 
 
 @torch.no_grad()
@@ -179,5 +149,5 @@ def load_rounded(path: Path, how: Quantize, device: torch.device, key: str) -> C
     check_quantization(key, how)
     model = load_snapshot(path, torch.device("cpu"))
     for _, _, weight in _maps(model):
-        weight.copy_(KINDS[how](weight, None).full())
+        weight.copy_(QuantizedLinear(weight, None, how).full())
     return model.to(device)

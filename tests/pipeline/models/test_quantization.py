@@ -16,14 +16,7 @@ from pipeline.errors import UserError
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, merged
 from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.policy import log_probs, response_hidden
-from pipeline.models.quantization import (
-    Int8Linear,
-    NF4Linear,
-    QuantizedLinear,
-    load_quantized,
-    load_rounded,
-    quantize,
-)
+from pipeline.models.quantization import Quantize, QuantizedLinear, load_quantized, load_rounded, quantize
 
 CPU = torch.device("cpu")
 KEY = "adapter.quantize"
@@ -42,21 +35,21 @@ def say(lm: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "error", "bytes_"), [(Int8Linear, 0.01, 1.3), (NF4Linear, 0.11, 0.56)])
+@pytest.mark.parametrize(("how", "error", "bytes_"), [("8bit", 0.01, 1.3), ("4bit", 0.11, 0.56)])
 def test_the_codes_stand_for_the_weight_and_are_small(
-    shape: tuple[int, int], kind: type[QuantizedLinear], error: float, bytes_: float
+    shape: tuple[int, int], how: Quantize, error: float, bytes_: float
 ) -> None:
     wanted = weight(shape)
-    layer = kind(wanted, None)
+    layer = QuantizedLinear(wanted, None, how)
     assert float((layer.full() - wanted).norm() / wanted.norm()) < error
     held = sum(tensor.nbytes for tensor in (*layer.parameters(), *layer.buffers()))
     assert held < bytes_ * wanted.numel()
     assert not any(parameter.requires_grad for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("kind", [Int8Linear, NF4Linear])
-def test_a_product_is_that_of_the_full_weight_forward_and_backward(kind: type[QuantizedLinear]) -> None:
-    layer = kind(weight((48, 40)), nn.Parameter(torch.ones(48)))
+@pytest.mark.parametrize("how", ["8bit", "4bit"])
+def test_a_product_is_that_of_the_full_weight_forward_and_backward(how: Quantize) -> None:
+    layer = QuantizedLinear(weight((48, 40)), nn.Parameter(torch.ones(48)), how)
     x = torch.randn(3, 7, 40, generator=torch.Generator().manual_seed(1), requires_grad=True)
     plain = nn.Linear(40, 48)
     plain.load_state_dict({"weight": layer.full(), "bias": torch.ones(48)})
