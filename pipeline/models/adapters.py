@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,13 +22,8 @@ from pipeline.models.seeding import seed_of
 
 def choose_trained(lm: CausalLM, cfg: TrialConfig) -> CausalLM:
     """Leave gradients on what `cfg` trains of the policy, and add the adapter where it asks for one; returns `lm`."""
-    match cfg.adapter.kind:
-        case "lora":
-            _add_lora(lm, cfg.adapter.rank, cfg.adapter.alpha, seed_of(cfg.train.seed, "adapter"))
-        case "none":
-            pass
-        case _:
-            assert_never(cfg.adapter.kind)
+    if cfg.adapter.kind == "lora":
+        _add_lora(lm, cfg, seed_of(cfg.train.seed, "adapter"))
     return lm
 
 
@@ -37,31 +32,22 @@ def choose_trained_critic(body: CausalLM, cfg: TrialConfig, seed: int) -> Causal
 
     Raises `UserError` where bitsandbytes is needed and not installed.
     """
-    match cfg.critic.adapter:
-        case "lora":
-            # On the CPU, as the policy is rounded, so that every device gets the same codes; the caller moves it back.
-            quantize(body.cpu(), cfg.critic.quantize, "critic.quantize")
-            _add_lora(body, cfg.adapter.rank, cfg.adapter.alpha, seed_of(seed, "critic adapter"))
-        case "none":
-            body.requires_grad_(True)
-        case _:
-            assert_never(cfg.critic.adapter)
+    if cfg.critic.adapter == "none":
+        return body.requires_grad_(True)
+    # On the CPU, as the policy is rounded, so that every device gets the same codes; the caller moves it back.
+    quantize(body.cpu(), cfg.critic.quantize, "critic.quantize")
+    _add_lora(body, cfg, seed_of(seed, "critic adapter"))
     return body
 
 
-def _add_lora(network: CausalLM, rank: int, alpha: float, seed: int) -> None:
+def _add_lora(network: CausalLM, cfg: TrialConfig, seed: int) -> None:
     """LoRA on every linear map of the blocks (Hu 2021, arXiv 2106.09685): W + (α / r) B A, with B zero at the start."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 
     transposed = any(isinstance(module, Conv1D) for module in network.modules())
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        fan_in_fan_out=transposed,
-    )
+    size: dict[str, Any] = {"r": cfg.adapter.rank, "lora_alpha": cfg.adapter.alpha, "lora_dropout": 0.0}
+    config = LoraConfig(**size, target_modules="all-linear", fan_in_fan_out=transposed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(config, network)

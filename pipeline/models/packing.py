@@ -49,21 +49,15 @@ class Packing:
         before = lengths.cumsum(0) - lengths
         return cls(len(lengths), width, mask.flatten().nonzero().squeeze(1), before[row] + column)
 
-    @property
-    def full(self) -> bool:
-        """Whether no cell is padding."""
-        return len(self.cells) == self.rows * self.width
-
     def grid(self, packed: Tensor) -> Tensor:
         """(1, h, M, d) as (B, h, L, d), with 0 on padding."""
         tokens = packed.transpose(1, 2).squeeze(0)
-        cells = tokens if self.full else put(tokens, self.cells, self.rows * self.width)
+        cells = put(tokens, self.cells, self.rows * self.width)
         return cells.view(self.rows, self.width, *cells.shape[1:]).transpose(1, 2)
 
     def pack(self, grid: Tensor) -> Tensor:
         """(B, L, h, d) as (1, M, h, d)."""
-        cells = grid.flatten(0, 1)
-        return (cells if self.full else cells.index_select(0, self.cells)).unsqueeze(0)
+        return grid.flatten(0, 1).index_select(0, self.cells).unsqueeze(0)
 
 
 def put(rows: Tensor, places: Tensor, count: int) -> Tensor:

@@ -181,7 +181,9 @@ class ActorCritic(nn.Module):
         self.critic_trunk = critic_trunk
         self.value_head = value_head
         if has_critic and value_head is None:
-            self.value_head = zero_head((critic_trunk or lm).config.hidden_size)
+            self.value_head = nn.Linear((critic_trunk or lm).config.hidden_size, 1)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
 
     @property
     def has_critic(self) -> bool:
@@ -216,11 +218,3 @@ class ActorCritic(nn.Module):
         """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""
         hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values
-
-
-def zero_head(width: int) -> nn.Linear:
-    """A scalar head that says 0 of everything."""
-    head = nn.Linear(width, 1)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head

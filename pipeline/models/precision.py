@@ -124,14 +124,12 @@ def execution(device: torch.device, threads: int, processes: int) -> dict[str, s
     name = mixed_precision(device)
     why, where = "no half precision on a CPU", "cpu"
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        where = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
-        side = "8.0 or above" if (properties.major, properties.minor) >= (8, 0) else "below 8.0"
-        why = f"compute capability {properties.major}.{properties.minor}, {side}"
+        card = torch.cuda.get_device_properties(device)
+        where = f"{card.name}, {card.total_memory / 2**30:.1f} GiB"
+        why = f"compute capability {card.major}.{card.minor}"
     if os.environ.get(CHOICE):
         why = f"asked for by {CHOICE}"
-    how = f"{HOW[name]} ({why})"
-    setup = {"device": where, "precision": how, "attention": ATTENTION, "threads": str(threads)}
+    setup = {"device": where, "precision": f"{HOW[name]} ({why})", "attention": ATTENTION, "threads": str(threads)}
     # Kernels are chosen by what the processor offers, and round differently; so these say where results are repeatable.
     setup |= {"processor": processor(), "instruction_set": torch.backends.cpu.get_cpu_capability()}
     return setup | ({"processes": str(processes)} if processes > 1 else {})

@@ -13,16 +13,21 @@ from pipeline.errors import UserError
 
 
 def pretrained_tokenizer(base: str, revision: str | None) -> Any:
-    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own), padding on the left."""
-    from transformers import AutoTokenizer
+    """The tokenizer of a base model, with a pad token (its EOS when it has none of its own), padding on the left.
 
+    Raises `UserError` where it does not load, has no EOS, or has tokens that the network has no embedding for; places
+    without a token are common, and harmless.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    source: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base, revision=revision, trust_remote_code=False, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left", **source)
+        places = int(AutoConfig.from_pretrained(base, **source).vocab_size)
     except Exception as error:  # each library below has its own class for a file that is none of its kind
-        raise UserError(cannot_load("model.base (tokenizer)", base, revision, error)) from None
-    if not tokenizer("A film", add_special_tokens=False)[
-        "input_ids"
-    ]:  # what transformers makes of a folder without its files
+        raise UserError(cannot_load("model.base", base, revision, error)) from None
+    # transformers makes an empty one of a folder without its files.
+    if not tokenizer("A film", add_special_tokens=False)["input_ids"]:
         raise UserError(
             f"model.base = '{base}': its tokenizer knows no words; the files of a tokenizer must lie beside the network"
         )
@@ -30,25 +35,13 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
         raise UserError(f"model.base = '{base}': its tokenizer has no EOS token, so a response could not end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    _check_vocabulary(base, revision, tokenizer)
-    return tokenizer
-
-
-def _check_vocabulary(base: str, revision: str | None, tokenizer: Any) -> None:
-    """Refuse a tokenizer with tokens that the network has no embedding for; places without a token are common, and
-    harmless."""
-    from transformers import AutoConfig
-
-    try:
-        places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
-    except Exception as error:  # as above
-        raise UserError(cannot_load("model.base", base, revision, error)) from None
     token, highest = max(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     if highest >= places:
         raise UserError(
             f"model.base = '{base}': its tokenizer has a token {token!r} with number {highest}, its network embeddings"
             f" for {places} (0 and up); use the tokenizer that belongs to it"
         )
+    return tokenizer
 
 
 def load_tokenizer(path: Path) -> Any:
