@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
+from tables import write
 
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import make_prompts, tokens_of
@@ -14,17 +14,6 @@ from pipeline.errors import UserError
 from pipeline.models.tokenizers import EOS, PAD, train_tokenizer
 
 ROWS = {"text": [f"Text number {i} is <br />good &amp; long." for i in range(30)], "label": [0, 1] * 15}
-
-
-def write(path: Path, rows: dict[str, list[object]]) -> Path:
-    frame = pd.DataFrame(rows)
-    if path.suffix == ".parquet":
-        frame.to_parquet(path)
-    elif path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_json(path, orient="records", lines=True)
-    return path
 
 
 def local(path: Path) -> DataConfig:
@@ -41,24 +30,15 @@ def test_every_format_gives_the_same_texts(tmp_path: Path, suffix: str) -> None:
 
 
 def test_a_folder_in_the_hub_layout_uses_its_own_test_split(tmp_path: Path) -> None:
-    (tmp_path / "plain_text").mkdir()
-    write(tmp_path / "plain_text" / "train-00000-of-00001.parquet", ROWS)
-    write(
-        tmp_path / "plain_text" / "test-00000-of-00001.parquet", {"text": ["Fresh.", ROWS["text"][0]], "label": [1, 0]}
-    )
+    folder = tmp_path / "plain_text"
+    folder.mkdir()
+    useless = ["  ", None, ROWS["text"][0]]
+    write(folder / "train-00000-of-00001.parquet", {"text": [*ROWS["text"], *useless]})
+    write(folder / "test-00000-of-00001.parquet", {"text": ["Fresh.", ROWS["text"][0]], "label": [1, 0]})
     corpus = load_corpus(local(tmp_path))
     assert corpus.heldout == ["Fresh."]  # the text of both splits is no held-out text
-    assert len(corpus.train) == 30
-    assert corpus.counts["in_both_splits"] == 1
-    assert "1 in both splits" in corpus.note
-
-
-def test_empty_repeated_and_missing_texts_are_left_out(tmp_path: Path) -> None:
-    rows = {"text": ["A b c.", "A b c.", "  ", None, *[f"Text {i}." for i in range(20)]], "label": [0] * 24}
-    corpus = load_corpus(local(write(tmp_path / "x.parquet", rows)))
-    texts = corpus.train + corpus.heldout
-    assert len(texts) == len(set(texts)) == 21
-    assert "left out" in corpus.note
+    assert len(corpus.train) == len(set(corpus.train)) == 30
+    assert "35 rows read, left out: 2 empty, 1 repeated, 1 in both splits;" in corpus.note
 
 
 def test_rows_sorted_by_label_are_shuffled_the_same_way_every_time(tmp_path: Path) -> None:

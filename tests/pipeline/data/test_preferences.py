@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from tables import write
 
 from pipeline.data.preferences import read_preferences
 from pipeline.data.prompt_set import text_episodes
@@ -33,16 +34,6 @@ def rankings(n: int) -> pd.DataFrame:
 
 def jsonl(path: Path, table: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(each) + "\n" for each in table))
-    return path
-
-
-def write(path: Path, frame: pd.DataFrame) -> Path:
-    if path.suffix == ".parquet":
-        frame.to_parquet(path)
-    elif path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_json(path, orient="records", lines=True)
     return path
 
 

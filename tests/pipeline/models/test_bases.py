@@ -39,7 +39,7 @@ def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[lis
 def test_prompt_and_completion_make_the_text(kind: str) -> None:
     tokenizer = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
     prompts = ["The acting", "The", "I thought the plot"]
-    wholes = ["The acting was superb , truly .", "The music is  loud", "I thought the plot was dull ."]
+    wholes = ["The acting was superb , truly .", "The music is  loud Ünïcode", "I thought the plot was dull ."]
     found, wanted = answered(tokenizer, prompts, wholes)
     assert found == wanted
     if kind == "sentencepiece":  # what this is about: the response by itself has lost its space
@@ -51,14 +51,9 @@ def base(folder: Path, places: int, dtype: torch.dtype = torch.float32) -> Any:
 
     tokenizer = train_tokenizer(TEXTS, 400)
     tokenizer.save_pretrained(folder)
-    wide = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 32,
-    }
-    LlamaForCausalLM(LlamaConfig(vocab_size=places, **wide)).to(dtype).save_pretrained(folder)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = LlamaConfig(vocab_size=places, hidden_size=16, num_hidden_layers=2, intermediate_size=32, **heads)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     return tokenizer
 
 
@@ -69,12 +64,8 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_in_one_line(tmp
     ) as refused:
         pretrained_tokenizer(str(tmp_path), None)
     assert "\n" not in str(refused.value)
-    assert len(pretrained_tokenizer(str(base_with_room(tmp_path / "room")), None)) == highest + 1
-
-
-def base_with_room(folder: Path) -> Path:
-    base(folder, 512)
-    return folder
+    base(tmp_path / "room", 512)
+    assert len(pretrained_tokenizer(str(tmp_path / "room"), None)) == highest + 1
 
 
 def damaged(folder: Path, how: str) -> None:

@@ -10,7 +10,6 @@ import torch
 from tinynets import UNEVEN, network
 
 from pipeline.models.loading import prepared
-from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import (
     ActorCritic,
     Episodes,
@@ -19,7 +18,6 @@ from pipeline.models.policy import (
     response_hidden,
     response_mask,
 )
-from pipeline.models.sampling import EagerSampler, decode, tokenize_prompts
 from pipeline.models.seeding import permutation, seed_of, uniforms
 
 PAD, EOS = 0, 1
@@ -84,30 +82,6 @@ def test_the_value_head_starts_at_zero_and_shares_the_trunk(model: Any) -> None:
     model.zero_grad()
 
 
-# --- sampling ----------------------------------------------------------------------------------------------
-
-
-def queries() -> tuple[torch.Tensor, torch.Tensor]:
-    one = episodes(QUERIES, [[EOS]] * 3)
-    return one.query_responses[:, :3], one.query_mask
-
-
-def draw(model: Any, noise: torch.Tensor, batch: int = 8, temperature: float = 1.0) -> Episodes:
-    return EagerSampler(model, temperature, Room("rows", batch), EOS, PAD).sample(*queries(), noise)
-
-
-def test_pad_may_equal_eos(model: Any) -> None:
-    """Masks come from lengths, so a pad id that is EOS (as in GPT-2) does not shorten or lengthen anything."""
-    noise = uniforms(3, 30, "pad")
-    one = draw(model, noise)
-    other = EagerSampler(model, 1.0, Room("rows", 8), EOS, EOS).sample(*queries(), noise)
-    assert torch.equal(one.response_mask, other.response_mask)
-    assert one.labels.tolist() == other.labels.tolist()
-
-
-# --- seeds and text ----------------------------------------------------------------------------------------
-
-
 def test_streams_are_named_not_counted() -> None:
     first = uniforms(2, 3, 0, "x", 1)
     permutation(5, 0, "y")
@@ -115,25 +89,6 @@ def test_streams_are_named_not_counted() -> None:
     assert not torch.equal(uniforms(2, 3, 0, "x", 2), first)
     assert seed_of(1, 23) != seed_of(12, 3)
     assert sorted(permutation(50, "p").tolist()) == list(range(50))
-
-
-def test_prompts_are_left_padded_and_decoded_back() -> None:
-    from pipeline.models.tokenizers import train_tokenizer
-
-    tokenizer = train_tokenizer(["The acting was good.", "The plot was really dull."], 300)
-    assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    ids, mask = tokenize_prompts(tokenizer, ["The", "The acting was"])
-    assert mask[0].tolist() == [False] * (mask.shape[1] - int(mask[0].sum())) + [True] * int(mask[0].sum())
-    assert tokenizer.decode(ids[1][mask[1]]) == "The acting was"
-    text = " good. Ünïcode \t too"
-    row = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    one = Episodes(
-        torch.tensor([[5, *row]]),
-        torch.ones(1, 1, dtype=torch.bool),
-        torch.ones(1, len(row), dtype=torch.bool),
-        torch.tensor([True]),
-    )
-    assert decode(tokenizer, one) == [text]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama", "opt"])

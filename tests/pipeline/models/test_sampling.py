@@ -109,6 +109,14 @@ def test_equal_prompts_that_stand_together_are_read_once(model: Any) -> None:
     assert answers(together) == [answers(one)[0] for one in apart]
 
 
+def test_pad_may_equal_eos(model: Any) -> None:
+    """Masks come from lengths, so a pad id that is EOS (as in GPT-2) does not shorten or lengthen anything."""
+    one, noise = draw(model, uniforms(ROWS, STEPS, "alone")), uniforms(ROWS, STEPS, "alone")
+    other = EagerSampler(model, 1.0, Room("rows", ROWS), EOS, EOS).sample(*prompts(), noise)
+    assert torch.equal(one.response_mask, other.response_mask)
+    assert one.labels.tolist() == other.labels.tolist()
+
+
 def test_at_temperature_0_the_likeliest_token_is_taken_whatever_the_noise(model: Any) -> None:
     queries, mask = prompts()
     found = answers(draw(model, uniforms(ROWS, STEPS, "greedy"), 0.0))

@@ -115,8 +115,7 @@ def test_in_half_precision_it_is_the_policy_under_autocast_and_leaves_it_as_it_w
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     parameter.normal_(0.0, 0.5, generator=torch.Generator().manual_seed(1))
-    before = dict(model.named_parameters())
-    values = {name: parameter.detach().clone() for name, parameter in before.items()}
+    before = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
     eager, static = both(model, precision="bf16")
     noise = uniforms(ROWS, 8, "half")
     found = static.draw(*prompts(), noise)
@@ -131,7 +130,7 @@ def test_in_half_precision_it_is_the_policy_under_autocast_and_leaves_it_as_it_w
     assert float(gap.abs().mean()) < precision.tolerance
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()
-    assert all(after[name] is before[name] and torch.equal(after[name], values[name]) for name in before)
+    assert all(after[name] is one and torch.equal(one, value) for name, (one, value) in before.items())
 
 
 def test_a_compiled_step_draws_and_counts_what_an_uncompiled_one_does(

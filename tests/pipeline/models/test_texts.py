@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder, smoke
 from tinytrial import EOS, VOCAB, model
 
 from pipeline.models import cpu
 from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.texts import LARGEST, encode, perplexity, text_nats
-from pipeline.run.layout import Layout
-from pipeline.run.progress import TrialOutcome
-from pipeline.trial import run_trial
 
 
 def rows() -> list[list[int]]:
@@ -72,18 +68,3 @@ class Words:
 def test_texts_are_cut_and_end_where_they_are_whole() -> None:
     assert encode(Words(), ["a bb ccc dddd", "a bb", "ccc"], 3) == [[1, 2, 3], [1, 2, 0], [3, 0]]
     assert encode(Words(), ["a bb ccc dddd", "a bb"], 5) == [[1, 2, 3, 4, 0], [1, 2, 0]]
-
-
-# --- in a trial ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def outcome(smoke_layout: Layout) -> TrialOutcome:
-    return run_trial(smoke(), smoke_layout, Recorder())
-
-
-def test_the_reference_has_what_sft_measured_of_it(outcome: TrialOutcome) -> None:
-    """The profile holds out fewer texts than are asked for, so both measure all of them."""
-    said = outcome.artifacts["sft"].meta["perplexity"]
-    assert outcome.summary["eval/perplexity_texts_reference"] == pytest.approx(said, rel=1e-5)
-    assert outcome.summary["eval/perplexity_texts"] != pytest.approx(said, rel=1e-3)
