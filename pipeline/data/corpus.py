@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 
@@ -36,15 +36,11 @@ class Corpus:
 
 def load_corpus(cfg: DataConfig) -> Corpus:
     """Read the texts of a configuration. Raises `UserError` for what is absent, unreadable or too little."""
-    match cfg.source:
-        case "builtin":
-            return _builtin(cfg)
-        case "local":
-            return _split(read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS), cfg)
-        case "hub":
-            return _split(hub_splits(cfg), cfg)
-        case _:
-            assert_never(cfg.source)
+    if cfg.source == "builtin":
+        return _builtin(cfg)
+    if cfg.source == "local":
+        return _split(read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS), cfg)
+    return _split(hub_splits(cfg), cfg)
 
 
 def _builtin(cfg: DataConfig) -> Corpus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, assert_never
+from typing import Any, Literal
 
 import numpy as np
 
@@ -51,13 +51,7 @@ def make_prompts(
 
 def cut_at(unit: Literal["words", "tokens"], tokenizer: Any) -> Cut:
     """How texts are cut after so many units."""
-    match unit:
-        case "words":
-            return first_words
-        case "tokens":
-            return tokens_of(tokenizer)
-        case _:
-            assert_never(unit)
+    return first_words if unit == "words" else tokens_of(tokenizer)
 
 
 def first_words(text: str, k: int) -> str | None:

@@ -21,18 +21,17 @@ from pipeline.models import cpu
 from pipeline.resources.device import PRECISION as CHOICE
 from pipeline.resources.machine import processor
 
-DTYPES = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-TOLERANCE = {"no": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TOLERANCE = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
 """By precision, nats: how far rounding alone moves a log-probability."""
 ATTENTION = "sdpa"
 """FlashAttention-2 needs compute capability 8.0; torch's own kernels run everywhere."""
-HOW = {"no": "fp32", "fp16": "fp16 autocast with a gradient scaler", "bf16": "bf16 autocast"}
-NAMES = {"fp32": "no", "fp16": "fp16", "bf16": "bf16"}
+HOW = {"fp32": "fp32", "fp16": "fp16 autocast with a gradient scaler", "bf16": "bf16 autocast"}
 
 
 def mixed_precision(device: torch.device) -> str:
     """The precision asked for by `CHOICE`, else what the card can do: bf16 from compute capability 8.0, fp16 below,
-    ``no`` on a CPU.
+    fp32 on a CPU.
 
     A T4 has capability 7.5 and emulates bf16, which is slow. Raises `UserError` for an unknown name and for bf16 below
     8.0.
@@ -40,12 +39,12 @@ def mixed_precision(device: torch.device) -> str:
     chosen = os.environ.get(CHOICE)
     native = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
     if not chosen:
-        return "no" if device.type != "cuda" else "bf16" if native else "fp16"
-    if chosen not in NAMES:
-        raise UserError(f"{CHOICE} = '{chosen}': must be one of {', '.join(NAMES)}")
+        return "fp32" if device.type != "cuda" else "bf16" if native else "fp16"
+    if chosen not in DTYPES:
+        raise UserError(f"{CHOICE} = '{chosen}': must be one of {', '.join(DTYPES)}")
     if chosen == "bf16" and not native:
         raise UserError(f"{CHOICE} = 'bf16': this card's compute capability is below 8.0; use fp16 or fp32")
-    return NAMES[chosen]
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Precision:
 
     device: torch.device
     name: str
-    """``no`` (fp32), ``fp16`` or ``bf16``."""
+    """``fp32``, ``fp16`` or ``bf16``."""
 
     @classmethod
     def of(cls, device: torch.device) -> Precision:
@@ -67,7 +66,7 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """For forwards; nothing where everything is fp32."""
-        return torch.autocast(self.device.type, dtype=DTYPES[self.name], enabled=self.name != "no")
+        return torch.autocast(self.device.type, dtype=DTYPES[self.name], enabled=self.name != "fp32")
 
 
 class GradientSteps:

@@ -64,8 +64,7 @@ def precision(config: TrialConfig) -> str:
     from pipeline.models.loading import device_of
     from pipeline.models.precision import mixed_precision
 
-    name = mixed_precision(device_of(device))
-    return "fp32" if name == "no" else name
+    return mixed_precision(device_of(device))
 
 
 def rollout_precision(config: TrialConfig) -> str:

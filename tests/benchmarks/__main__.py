@@ -52,14 +52,14 @@ def _options() -> argparse.Namespace:
         "--threads", type=int, default=1, help="CPU threads of a contender; a trial of ours has 1 by default"
     )
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--precision", default="no", choices=["no", "fp16", "bf16"], help="of autocast, on a GPU")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"], help="of autocast, on a GPU")
     parser.add_argument("--contender", nargs="+", choices=CONTENDERS)
     parser.add_argument(
         "--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {' and '.join(NEWER_TRL)}; {HOW}"
     )
     parser.add_argument("--out", type=Path, default=Path("outputs/bench.json"))
     options = parser.parse_args()
-    if (options.device == "cpu") != (options.precision == "no"):
+    if (options.device == "cpu") != (options.precision == "fp32"):
         parser.error("--precision is fp16 or bf16 with --device cuda, and not given without")
     if not options.trl_python and set(options.contender or ()) & set(NEWER_TRL):
         parser.error(f"{' and '.join(NEWER_TRL)} need a newer TRL: {HOW}")

@@ -48,7 +48,7 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
         start = time.perf_counter()
         run()
         wall = time.perf_counter() - start
-    dtype = {"no": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
     result = meter.result() | {
         "contender": name,
         "trl": version("trl") if name.startswith("trl") else None,

@@ -15,7 +15,7 @@ from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
-from pipeline.models.precision import NAMES, Precision
+from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.models.seeding import stream, uniforms
 from pipeline.models.static_sampler import choose_sampler
@@ -102,7 +102,7 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
 def samplers(device: str, precision: str, vocab: int = 1024) -> tuple[EagerSampler, EagerSampler]:
     """The eager one, and the one that a trial has on the device where it asks for the static sampler."""
     eager = EagerSampler(fp32_logits(small(vocab)).to(device), 1.0, Room("rows", ROWS), **IDS)
-    return eager, choose_sampler("static", eager, Precision(torch.device(device), NAMES[precision]), pytest.fail)
+    return eager, choose_sampler("static", eager, Precision(torch.device(device), precision), pytest.fail)
 
 
 def sampled(sampler: EagerSampler, device: str) -> Episodes:
@@ -128,7 +128,7 @@ def test_compiled_steps_draw_what_the_eager_sampler_draws(
         pytest.skip("bf16 needs compute capability 8.0")
     made, ms = [], []
     for sampler in samplers(device, precision, vocab):
-        with Precision(torch.device(device), NAMES[precision]).autocast():
+        with Precision(torch.device(device), precision).autocast():
             sampled(sampler, device)  # the first call compiles
             began = time.perf_counter()
             made.append(sampled(sampler, device))

@@ -46,7 +46,7 @@ def prompts() -> tuple[Tensor, Tensor]:
 
 
 def both(
-    model: Any, temperature: float = 1.0, precision: str = "no", rows: int = ROWS, pad: int = PAD
+    model: Any, temperature: float = 1.0, precision: str = "fp32", rows: int = ROWS, pad: int = PAD
 ) -> tuple[EagerSampler, StaticSampler]:
     eager = EagerSampler(model, temperature, Room("rows", rows), EOS, pad)
     static = choose_sampler("static", eager, Precision(CPU, precision), pytest.fail)
@@ -169,7 +169,7 @@ def test_who_samples() -> None:
     warnings: list[str] = []
     eager = EagerSampler(opinionated("qwen2"), 1.0, Room("rows", ROWS), EOS, PAD)
     card = Precision(torch.device("cuda"), "fp16")
-    assert choose_sampler("auto", eager, Precision(CPU, "no"), warnings.append) is eager
+    assert choose_sampler("auto", eager, Precision(CPU, "fp32"), warnings.append) is eager
     assert choose_sampler("eager", eager, card, warnings.append) is eager
     compiled = choose_sampler("auto", eager, card, warnings.append)
     assert isinstance(compiled, StaticSampler)
