@@ -35,7 +35,7 @@ def network(architecture: str, attention: str = "", seed: int = 0, **changes: An
         if hasattr(config, key):
             setattr(config, key, value)
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:3]
+        config.layer_types = (config.layer_types * 2)[: config.num_hidden_layers]
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention or packed_attention()).eval()
 

@@ -39,7 +39,9 @@ def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[lis
 def test_prompt_and_completion_make_the_text(kind: str) -> None:
     tokenizer = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
     prompts = ["The acting", "The", "I thought the plot"]
-    wholes = ["The acting was superb , truly .", "The music is  loud Ünïcode", "I thought the plot was dull ."]
+    wholes = ["The acting was superb , truly .", "The music is  loud", "I thought the plot was dull ."]
+    if kind == "bytes":
+        wholes[1] += " Ünïcode"
     found, wanted = answered(tokenizer, prompts, wholes)
     assert found == wanted
     if kind == "sentencepiece":  # what this is about: the response by itself has lost its space

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinynets
 import torch
 from helpers import Recorder, trial_config
 from tinytrial import FEW_BITS, LORA_CRITIC, RLOO, preset
@@ -45,20 +46,13 @@ KNOBS: dict[str, Any] = {
 
 
 def network(architecture: str) -> Any:
-    """Tiny random weights; llama is padded, the others packed."""
-    from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    common = {"vocab_size": VOCAB, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
-    wide = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 160}
-    if architecture == "gpt2":
-        made: Any = GPT2LMHeadModel(GPT2Config(n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=64, **common))
-    elif architecture == "llama":  # grouped keys, a head of its own
-        made = LlamaForCausalLM(LlamaConfig(**wide, num_key_value_heads=2, tie_word_embeddings=False, **common))
+    """Tiny random weights; llama, with grouped keys and a head of its own, is padded, the others packed."""
+    wide = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": 160, "head_dim": WIDTH // 4}
+    if architecture == "llama":
+        made = tinynets.network("llama", "sdpa", vocab_size=VOCAB, num_key_value_heads=2, **wide)
         return fp32_logits(made).eval()
-    else:
-        made = Qwen2ForCausalLM(Qwen2Config(**wide, num_key_value_heads=4, tie_word_embeddings=True, **common))
-    return prepared(made)
+    tied = {"n_embd": WIDTH, "n_layer": LAYERS, "n_inner": 160, "tie_word_embeddings": True}
+    return prepared(tinynets.network(architecture, vocab_size=VOCAB, **wide, **tied))
 
 
 class Counted(Ledger):
