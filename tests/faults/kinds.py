@@ -172,12 +172,12 @@ def _new_ray(scene: Scene) -> None:
 
 
 FAULTS: dict[str, Fault] = {
-    "command killed": Fault(lambda scene: scene.signal(signal.SIGKILL)),
+    "command killed": Fault(lambda scene: scene.process.send_signal(signal.SIGKILL)),
     "child killed": Fault(_kill_one),
     "all killed": Fault(Scene.kill_all),
-    "Ctrl-C": Fault(lambda scene: scene.signal(signal.SIGINT)),
-    "terminated": Fault(lambda scene: scene.signal(signal.SIGTERM)),
-    "command stopped": Fault(lambda scene: _stop(scene, [psutil.Process(scene.pid)])),
+    "Ctrl-C": Fault(lambda scene: scene.process.send_signal(signal.SIGINT)),
+    "terminated": Fault(lambda scene: scene.process.send_signal(signal.SIGTERM)),
+    "command stopped": Fault(lambda scene: _stop(scene, [psutil.Process(scene.process.pid)])),
     "children stopped": Fault(lambda scene: _stop(scene, scene.family())),
     "file truncated": Fault(lambda scene: _damage(scene, os.truncate), may_come_too_late=True),
     "bit flipped": Fault(lambda scene: _damage(scene, _flip), may_come_too_late=True),

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import random
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -71,18 +70,14 @@ class Scene:
     def root(self) -> Path:
         return self.folder / "out"
 
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
     def start(self, verb: str = "study") -> subprocess.Popen[bytes]:
         """Give the command, in a session of its own."""
         settings = (*SETTINGS, "--executor", self.executor) if verb == "study" else ()
         (self.folder / f"{self.name}.yaml").write_text(STUDY)
         paths = {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))), "OMP_NUM_THREADS": "1"}
         environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-        with self._log.open("wb") as log:
+        self.log = self.folder / f"{self.called or self.name}.log"
+        with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND, verb, f"{self.name}.yaml", "--out", str(self.root), *settings],
                 cwd=self.folder, env=environment | paths | self.environment, stdin=subprocess.DEVNULL, stdout=log,
@@ -90,29 +85,23 @@ class Scene:
             )  # fmt: skip
         return self.process
 
-    @property
-    def _log(self) -> Path:
-        return self.folder / f"{self.called or self.name}.log"
-
     def ended(self) -> tuple[int | None, str]:
         """Exit code of the command (None: it hung), and what it said."""
-        assert self.process is not None
         try:
             code: int | None = self.process.wait(LONGEST)
         except subprocess.TimeoutExpired:
             self.kill_all()
             code = None
-        return code, self._log.read_text("utf-8", "replace")[-4000:]
+        return code, self.log.read_text("utf-8", "replace")[-4000:]
 
     def family(self) -> list[psutil.Process]:
         """The processes that the command has started, the eldest first."""
         with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).children(recursive=True)
+            return psutil.Process(self.process.pid).children(recursive=True)
         return []
 
     def kill_all(self) -> None:
         """SIGKILL for the command and all that it started."""
-        assert self.process is not None
         family = self.family()
         self.process.kill()
         for one in family:
@@ -120,11 +109,6 @@ class Scene:
                 one.kill()
         psutil.wait_procs(family, 5)
         self.process.wait()
-
-    def signal(self, number: signal.Signals) -> None:
-        """For the command alone."""
-        assert self.process is not None
-        self.process.send_signal(number)
 
     def files(self) -> list[Path]:
         """What it has written, but for locks."""
