@@ -255,6 +255,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise Gone(path, "no such file") from None
+    except IsADirectoryError:
+        raise Damaged(path, "it is a folder") from None
     except OSError as error:
         raise Fault(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):  # no UTF-8, or no JSON
