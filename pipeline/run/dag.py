@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from graphlib import TopologicalSorter
@@ -167,8 +168,9 @@ def run(
     done: dict[str, Artifact] = {}
     for stage in stages_of(stages, config):
         identity = _identity(stage, config, {name: upstream.digest for name, upstream in done.items()})
-        key = _key(identity)
-        artifact = _intact(store, stage.name, key)
+        key, artifact = _key(identity), None
+        with suppress(Damaged):  # `Store.build` deals with it under its lock
+            artifact = store.find(stage.name, key)
         if artifact and stage.unfinished(config, artifact) is None:
             reporter.stage(stage.name, "cached", key)
         else:
@@ -223,14 +225,6 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[Stage
 
 def _always(text: str) -> Callable[[], str]:
     return lambda: text
-
-
-def _intact(store: Store, stage: str, key: str) -> Artifact | None:
-    """A finished artifact; a damaged one counts as absent here, and `Store.build` deals with it under its lock."""
-    try:
-        return store.find(stage, key)
-    except Damaged:
-        return None
 
 
 def _view(stage: Stage, config: Any) -> SimpleNamespace:
