@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.data.prompt_set import PromptSet
@@ -114,21 +112,3 @@ def standardised(scores: Tensor, mean: float, std: float) -> Tensor:
 def as_scores(values: Sequence[float]) -> Tensor:
     """A (B,) float32 tensor."""
     return torch.tensor(list(values), dtype=torch.float32)
-
-
-def guarded(score: float, faults: int) -> float:
-    """A score of a text without faults, else -1 - faults: below every score in [-1, 1].
-
-    >>> guarded(0.9, 0), guarded(0.9, 1), guarded(-1.0, 0)
-    (0.9, -2.0, -1.0)
-    """
-    return -1.0 - faults if faults else score
-
-
-def faulty(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 for each score that `guarded` has given to a text with faults, 0 for the others; any shape.
-
-    >>> faulty(np.array([guarded(-1.0, 0), guarded(0.9, 1)])).tolist()
-    [0.0, 1.0]
-    """
-    return (scores < -1.0).astype(np.float64)

@@ -36,7 +36,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.rewards.base import Completions, as_scores, guarded
+from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import Floats, NGrams
 from pipeline.run.layout import write_json
@@ -83,14 +83,6 @@ class Phrases:
                 covered[last - WORDS + 1 : last + 1] = True
             shares[place] = covered[len(context) : last + 1].mean()
         return shares
-
-    def save(self, path: Path) -> None:
-        """As safetensors."""
-        save_file({"digests": self.digests}, path)
-
-    @classmethod
-    def load(cls, path: Path) -> Phrases:
-        return cls(load_file(path)["digests"])
 
 
 def _digests(words: Sequence[str]) -> Iterator[int]:
@@ -176,6 +168,7 @@ class GuardedScore(NamedTuple):
     lexicon: float
     """Score without the guard."""
     score: float
+    """The same of a text without faults, else -1 - faults: below every score in [-1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +192,7 @@ class FluencyGuard:
         """One completion, whatever stands beside it in a batch."""
         broken = len(faults(self.read(prompt, completion, ended), self.thresholds))
         plain = self.lexicon.score(prompt + completion)
-        return GuardedScore(broken, plain, guarded(plain, broken))
+        return GuardedScore(broken, plain, -1.0 - broken if broken else plain)
 
     def read(self, prompt: str, completion: str, ended: bool) -> Reading:
         """The measures of a completion. The token or word that the prompt's end lies in belongs to the completion."""
@@ -226,14 +219,14 @@ class FluencyGuard:
     def save(self, folder: Path) -> None:
         """Beside the tokenizer, which the prompts' artifact has."""
         self.model.save(folder / NGRAMS)
-        self.phrases.save(folder / PHRASES)
+        save_file({"digests": self.phrases.digests}, folder / PHRASES)
         write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Any) -> FluencyGuard:
         held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
         thresholds = {name: tuple(bounds) for name, bounds in held["thresholds"].items()}
-        model, phrases = NGrams.load(folder / NGRAMS), Phrases.load(folder / PHRASES)
+        model, phrases = NGrams.load(folder / NGRAMS), Phrases(load_file(folder / PHRASES)["digests"])
         return cls(tokenizer, model, phrases, LexiconReward(), held["length"], thresholds)
 
 

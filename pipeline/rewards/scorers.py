@@ -36,8 +36,7 @@ def judge_of(cfg: JudgeConfig, device: torch.device, room: Room, judge: Artifact
     """The gold judge; never part of training. `judge` is what the stage of that name made, where the trial has it."""
     if cfg.kind != GUARDED:
         return ready("judge", cfg, device, room)
-    if judge is None:
-        raise ValueError(f"judge.kind {GUARDED} needs the artifact of the stage judge")
+    assert judge is not None, "the graph gives a guarded trial the stage judge"
     fitted: Reward = resolve_name(KINDS[cfg.kind].code)(judge.path)
     return fitted
 

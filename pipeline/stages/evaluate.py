@@ -33,7 +33,7 @@ from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
 from pipeline.models.process import Bench, bench
 from pipeline.models.texts import encode, perplexity
-from pipeline.rewards.base import Completions, faulty
+from pipeline.rewards.base import Completions
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.kinds import GUARDED
@@ -168,8 +168,11 @@ def _judged(work: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> t
         **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
         **of_reference(drawn),
     }
-    if cfg.gold.kind == GUARDED:
-        columns |= {"policy_faulty": faulty(gold), "reference_faulty": faulty(drawn.grid("gold")).mean(1)}
+    if cfg.gold.kind == GUARDED:  # which scores a text with faults below -1, and no other text
+        columns |= {
+            "policy_faulty": (gold < -1.0).astype(np.float64),
+            "reference_faulty": (drawn.grid("gold") < -1.0).mean(1),
+        }
     points = {f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()}
     return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
 

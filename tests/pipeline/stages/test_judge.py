@@ -19,7 +19,7 @@ from pipeline.errors import UserError
 from pipeline.evaluation import judge_errors
 from pipeline.evaluation.judge_errors import PRAISE, Opening, attacked, errors, rates, shortened
 from pipeline.models.out_of_memory import Room
-from pipeline.rewards.fluency import GuardedScore, guarded
+from pipeline.rewards.fluency import GuardedScore
 from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
@@ -108,7 +108,7 @@ class Deaf:
 
     def judge(self, prompt: str, completion: str, ended: bool) -> GuardedScore:
         plain = 1 - 1 / len(prompt + completion)
-        return GuardedScore(int(ended), plain, guarded(plain, int(ended)))
+        return GuardedScore(int(ended), plain, -2.0 if ended else plain)
 
 
 def test_rates_count_ties_half() -> None:
