@@ -69,7 +69,9 @@ def test_the_end_is_judged_where_the_text_ended_by_itself(model: NGrams) -> None
     assert good == pytest.approx(math.log(model.probabilities([*whole, 0], len(whole))[0]))
     assert early < good
     between = guard(model, unended=(good + early) / 2)
-    assert between.judge("the fi", "lm is ", True).faults == 1
+    assert between.judge("the fi", "lm is ", True)[::2] == (1, -2.0), "below every score of a text without faults"
+    praised = between.judge("the fi", "lm is good.", True)
+    assert praised.score == praised.lexicon > 0
     assert between.judge("the fi", "lm is ", False).faults == between.judge("the fi", "lm is good.", True).faults == 0
     assert guard(model, unended=0.0).judge("the fi", "", True).faults == 1, "an empty completion has an end"
     assert guard(model, unended=0.0).judge("the fi", "", False).faults == 0
