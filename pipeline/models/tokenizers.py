@@ -20,10 +20,9 @@ def pretrained_tokenizer(base: str, revision: str | None) -> Any:
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    source: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left", **source)
-        places = int(AutoConfig.from_pretrained(base, **source).vocab_size)
+        tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left", revision=revision, trust_remote_code=False)
+        places = int(AutoConfig.from_pretrained(base, revision=revision, trust_remote_code=False).vocab_size)
     except Exception as error:  # each library below has its own class for a file that is none of its kind
         raise UserError(cannot_load("model.base", base, revision, error)) from None
     # transformers makes an empty one of a folder without its files.
