@@ -29,8 +29,6 @@ class Review:
     """A generated text with what is known of it."""
 
     text: str
-    sentiment: str
-    """The latent sentiment it was drawn under; clauses may disagree with it."""
     score: float
     """Sum of the clauses' values: what the gold judge must find."""
     logprob: float
@@ -220,7 +218,7 @@ def _review(rng: random.Random, insults: float) -> Review:
     given = [_log_sentiment(latent, plan, draft.favourable, draft.unfavourable) for latent in SENTIMENTS]
     largest = max(given)
     marginal = largest + math.log(math.fsum(math.exp(logprob - largest) for logprob in given))
-    return Review(" ".join(draft.clauses), sentiment, draft.score, draft.logprob + marginal)
+    return Review(" ".join(draft.clauses), draft.score, draft.logprob + marginal)
 
 
 def _log_sentiment(sentiment: str, plan: tuple[str, ...], favourable: int, unfavourable: int) -> float:

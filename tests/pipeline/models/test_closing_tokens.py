@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from small_tokenizers import TEXTS, sentencepiece
+from small_tokenizers import TEXTS
 
 from pipeline.models.tokenizers import closing_tokens, train_tokenizer
 
 LINES = ["One.\n\nTwo; three, four: five! Six? Seven...\n", 'He said "no!" and left.', *TEXTS]
-KINDS = {"bytes": lambda: train_tokenizer(LINES, 500), "sentencepiece": sentencepiece}
 
 
 def cut(tokenizer: Any, text: str, group: Any) -> str:
@@ -21,7 +20,7 @@ def cut(tokenizer: Any, text: str, group: Any) -> str:
 
 
 def test_the_built_in_tokenizer_by_hand() -> None:
-    tokenizer = KINDS["bytes"]()
+    tokenizer = train_tokenizer(LINES, 500)
     text = "I saw it, and we left. Why?"
     assert cut(tokenizer, text, "clause").replace("Ġ", " ") == "I saw it,| and we left.| Why?|"
     assert cut(tokenizer, text, "sentence").replace("Ġ", " ") == "I saw it, and we left.| Why?|"
@@ -45,7 +44,7 @@ def test_a_quote_or_bracket_behind_the_point_is_part_of_the_end() -> None:
 
 
 def test_special_tokens_and_places_without_a_token_close_nothing() -> None:
-    tokenizer = KINDS["bytes"]()
+    tokenizer = train_tokenizer(LINES, 500)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<stop.>"]})
     closes = closing_tokens(tokenizer, "sentence", len(tokenizer) + 7)
     assert closes is not None
