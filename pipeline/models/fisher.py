@@ -70,7 +70,7 @@ def fisher_product(
         forward_ad.dual_level(),
     ):
         parts = zip(parameters, shaped_as(parameters, vector), strict=True)
-        duals = [_dual(parameter, part) for parameter, part in parts]
+        duals: list[Tensor] = [forward_ad.make_dual(weight.detach(), part) for weight, part in parts]  # type: ignore[no-untyped-call]
         with torch.no_grad(), swapped(lm, duals):
             moving = response_hidden(lm, episodes)
         with torch.enable_grad(), recomputing([lm], checkpointing):
@@ -102,11 +102,6 @@ def _through_the_head(
             if part is not None:
                 total.add_(part)
     return torch.cat(by_hidden), by_head
-
-
-def _dual(parameter: Tensor, tangent: Tensor) -> Tensor:
-    dual: Tensor = forward_ad.make_dual(parameter.detach(), tangent)  # type: ignore[no-untyped-call]
-    return dual
 
 
 def _parts(dual: Tensor) -> tuple[Tensor, Tensor]:

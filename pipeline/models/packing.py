@@ -108,8 +108,12 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
 
     No mask is needed: the network is causal, so nothing before the end of a row sees what stands behind it.
     """
+    output: Any
     if not packs(model, tokens.shape[1]):
-        return padded_states(model, tokens)[row, column]
+        # The padding goes through the network as well.
+        output = trunk(model)(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
+        padded: Tensor = output.last_hidden_state
+        return padded[row, column]
     packing = Packing.of(lengths, tokens.shape[1], row, column)
     ids, places = tokens.flatten()[packing.cells], packing.cells % packing.width
     # A mask of four dimensions is passed on as it is, and our attention does not look at it.
@@ -120,13 +124,6 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
         )
     hidden: Tensor = output.last_hidden_state.squeeze(0)
     return hidden.index_select(0, packing.read)
-
-
-def padded_states(model: CausalLM, tokens: Tensor) -> Tensor:
-    """Hidden states (B, L, H) of rows whose padding goes through the network as well."""
-    output: Any = trunk(model)(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
-    hidden: Tensor = output.last_hidden_state
-    return hidden
 
 
 def packs(model: CausalLM, width: int) -> bool:
