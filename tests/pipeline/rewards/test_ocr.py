@@ -65,22 +65,15 @@ def rendered(text: str, **settings: Any) -> NDArray[np.uint8]:
     return render(written(text), OcrSettings(**settings))
 
 
-@pytest.mark.parametrize(
-    ("written", "read", "cut", "error"),
-    [
-        ("film", "film", 0, 0),
-        ("film", "fi1m", 0, 1 / 4),
-        ("film", "flm", 0, 1 / 4),
-        ("film", "fiilm", 0, 1 / 4),
-        ("film", "mlif", 0, 1),
-        ("kitten", "sitting", 0, 3 / 6),
-        ("film", "something else", 0, 1),
-        ("film", "film", 4, 4 / 8),
-        ("film", "fi1m", 6, 7 / 10),
-    ],
-)
-def test_error_rates_by_hand(written: str, read: str, cut: int, error: float) -> None:
-    assert character_error_rate(written, read, cut) == pytest.approx(error)
+ERRORS = (
+    ("film", 0, 0), ("fi1m", 0, 1 / 4), ("flm", 0, 1 / 4), ("fiilm", 0, 1 / 4), ("mlif", 0, 1),
+    ("something else", 0, 1), ("film", 4, 4 / 8), ("fi1m", 6, 7 / 10),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("read", "cut", "error"), ERRORS)
+def test_error_rates_by_hand(read: str, cut: int, error: float) -> None:
+    assert character_error_rate("film", read, cut) == pytest.approx(error)
 
 
 def test_the_score_is_confidence_times_what_was_read_right() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,23 @@ import torch
 from torch import Tensor
 
 from pipeline.config.model import ModelConfig
+from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards import learned
 from pipeline.rewards.learned import bradley_terry_loss, new_reward_model, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import (
+    RESPONSES,
     Ranked,
     all_pairs_loss,
     best_first,
     comparisons,
     in_order,
     plackett_luce_loss,
+    read_ranked,
+    read_responses,
+    response_table,
 )
 from pipeline.rewards.settings import RewardConfig
 
@@ -119,3 +125,33 @@ def test_gradients_are_those_of_all_rankings_however_few_fit(monkeypatch: pytest
     whole = fitted()
     monkeypatch.setattr(learned, "ranking_rows", lambda *_: 2)
     assert (fitted() - whole).abs().max() < 1e-4
+
+
+def test_tokens_come_back_as_they_were_with_the_preferred_response_first(tmp_path: Path) -> None:
+    first = Episodes(
+        torch.tensor([[0, 5, 7, 8, 1], [3, 4, 9, 0, 0]]), torch.tensor([[False, True], [True, True]]),
+        response_mask(torch.tensor([3, 1]), 3), torch.tensor([True, False]),
+    )  # fmt: skip
+    second = Episodes(
+        torch.tensor([[0, 5, 6, 1], [3, 4, 2, 2]]), torch.tensor([[False, True], [True, True]]),
+        response_mask(torch.tensor([2, 2]), 2), torch.tensor([True, False]),
+    )  # fmt: skip
+    response_table(first, second, torch.tensor([False, True])).to_parquet(tmp_path / RESPONSES)
+    read = read_responses(tmp_path, pad=0)
+    assert read.query_responses.tolist() == [[0, 5, 6, 1, 0], [0, 5, 7, 8, 1], [3, 4, 9, 0, 0], [3, 4, 2, 2, 0]]
+    assert read.query_mask.tolist() == [[False, True], [False, True], [True, True], [True, True]]
+    assert (read.lengths.tolist(), read.ended.tolist()) == ([2, 3, 1, 2], [True, True, False, False])
+    ranked = read_ranked(tmp_path, 0, CPU)
+    assert [side.lengths.tolist() for side in ranked.answers] == [[2, 1], [3, 2]]
+    assert ranked.order.tolist() == [[0, 1], [0, 1]]
+
+
+def test_pairs_without_a_common_prompt_are_refused(tmp_path: Path) -> None:
+    query_mask, ended = torch.ones(1, 1, dtype=torch.bool), torch.tensor([True])
+    first, second = (
+        Episodes(torch.tensor([[opening, 1]]), query_mask, response_mask(torch.tensor([1]), 1), ended)
+        for opening in (5, 6)
+    )
+    response_table(first, second, torch.tensor([True])).to_parquet(tmp_path / RESPONSES)
+    with pytest.raises(UserError, match="and 1 of 1 given pairs have no prompt, or one that was cut"):
+        read_responses(tmp_path, pad=0)
