@@ -122,6 +122,7 @@ def test_equivalence_is_the_larger_of_two_one_sided_t_tests() -> None:
     [
         (at(0.05, 0.15), None, True, "better"),
         (at(0.05, 0.15), None, False, "worse"),
+        (at(-0.15, -0.05), None, True, "worse"),
         (at(-0.05, 0.25), None, True, "undecided"),
         (at(-0.02, 0.04), 0.05, True, "equivalent"),
         (at(-0.02, 0.04), 0.03, True, "undecided"),

@@ -26,6 +26,7 @@ def test_number(value: float | None, wanted: str) -> None:
 
 def test_intervals_show_their_width_with_two_digits_and_differences_their_sign() -> None:
     assert interval(estimate(0.7134, 0.66, 0.761), "eval/win_rate") == "0.713 [0.660, 0.761]"
+    assert number(-0.0412, "eval/win_rate") == "−0.041"
     assert interval(estimate(33.58, 31.04, 36.24)) == "33.6 [31.0, 36.2]"
     assert interval(estimate(0.00589, 0.00567, 0.0061)) == "0.00589 [0.00567, 0.00610]"
     assert interval(estimate(6.5, 6.5, 6.5)) == "6.50 [6.50, 6.50]"
