@@ -52,6 +52,7 @@ def test_values_are_the_expected_rewards_to_go(tmp_path: Path, place: str) -> No
     known = found.known[:4]
     error = (found.values[:4] - expected)[known] / found.noise[:4][known].sqrt().clamp(min=1e-6)
     assert error.abs().max() < 4
+    assert error.square().mean() > 0.2, "the noise is that of a mean, not of one continuation"
     without = torch.stack([expected_values(one, rollout, row, "loss") for row in range(4)])
     assert ((expected - without)[known].abs().max() > 0.2) == (place != "loss"), "a penalty left out would show"
     assert tokens[0] == pytest.approx(100 * expected_tokens(one, rollout), rel=0.15)
