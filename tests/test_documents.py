@@ -15,7 +15,7 @@ import typer
 
 from ablate import app
 from pipeline.config.loading import load_config, parse_set, profile_names
-from studies.definition.design import cells
+from studies.definition.design import planned
 from studies.definition.schema import load_study, single, study_names
 
 ROOT = Path(__file__).parents[1]
@@ -83,7 +83,7 @@ def _check(words: list[str]) -> None:
     named = asked.get("names") or ([asked["name"]] if asked.get("name") and name not in ("new-study", "import") else [])
     for study in named:
         if not PLACEHOLDER.fullmatch(study):
-            cells(load_study(study), profile, settings)
+            planned(load_study(study), profile, settings)
     for trial in (asked.get("what"), asked.get("run"), asked.get("reward")):
         assert not isinstance(trial, str) or TRIAL.fullmatch(trial) or PLACEHOLDER.fullmatch(trial)
 

@@ -15,6 +15,7 @@ import yaml
 
 from pipeline.config.yaml_files import PlainDumper
 from pipeline.run.layout import StudyFolder
+from pipeline.run.metrics import per_prompt
 from reports.figures.frontier import frontier
 from reports.figures.style import house_style
 from reports.findings.findings import ENDS, Findings, analyse
@@ -47,7 +48,8 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     findings = analyse(records)
     replace_folder(root / study.name, lambda new: _write(records, findings, new))
     tables = [pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))]
-    write_text(root / "README.md", rendered("findings.md.j2", {"rows": pd.concat(tables).to_dict("records")}))
+    shown = {"rows": pd.concat(tables).to_dict("records"), "earlier": (root / "earlier.md").exists()}
+    write_text(root / "README.md", rendered("findings.md.j2", shown))
     return root / study.name / "README.md"
 
 
@@ -56,8 +58,13 @@ def _write(records: StudyRecords, findings: Findings, folder: Path) -> None:
     named = [claim.metric for claim in study.falsifiers if not claim.evaluated]
     series = [key for key in dict.fromkeys((*SERIES, *named)) if key in records.curves.columns]
     recorded = records.curves[["arm", "seed", "step", *series]].dropna(subset=series, how="all")
-    diverged = records.trials.query("status == 'diverged'")[["arm", "seed", "steps"]].rename(columns={"steps": "step"})
-    steps = pd.concat([recorded, diverged.assign(step=diverged["step"] + 1, **{series[0]: math.inf})])
+    ended = records.trials.rename(columns={"steps": "step"})
+    once = [
+        key for key in map(str, ended) if key.startswith("eval/") and per_prompt(key) is None and "win_rate" not in key
+    ]
+    diverged = ended[ended["status"] == "diverged"][["arm", "seed", "step"]]
+    measured = ended[["arm", "seed", "step", *once]].dropna(subset=once or ["step"], how="all")
+    steps = pd.concat([recorded, measured, diverged.assign(step=diverged["step"] + 1, **{series[0]: math.inf})])
     for name, table in {"steps": steps, "prompts": records.prompts.dropna(axis=1, how="all")}.items():
         table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd", compression_level=19)
     content = study.model_dump(mode="json", exclude=_NOT_IMPORTED, exclude_defaults=True)

@@ -73,7 +73,7 @@ def arm_table(records: StudyRecords, findings: Findings, quality: Sequence[str] 
     own = list(dict.fromkeys((records.study.objective.metric, *records.reported(quality, ENDS))))
     ends = [key for key in own if key in ENDS] if records.study.imported is not None else []
     title = "Quality and drift" if records.reported(_QUALITY, ()) else "Where training ended"
-    won = any(decided_won(result) is not None for result in findings.arms)
+    won = ACCURACY in own and any(decided_won(result) is not None for result in findings.arms)
     return _estimates("arms", title, records, findings, own, ends=ends, keys=own, won=won)
 
 
