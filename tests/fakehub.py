@@ -59,7 +59,7 @@ def _handler(name: str, files: dict[str, bytes], log: list[str]) -> type[BaseHTT
 
 
 def _children(files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
-    """What lies directly in a folder of the repository."""
+    """List the direct content of a folder of the repository."""
     prefix = f"{folder}/" if folder else ""
     inside = {file.removeprefix(prefix): body for file, body in files.items() if file.startswith(prefix)}
     folders = dict.fromkeys(file.split("/")[0] for file in inside if "/" in file)

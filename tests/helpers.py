@@ -95,7 +95,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def random_base(folder: Path, sizes: Mapping[str, Any]) -> Path:
-    """A random network in the hub's layout, with a tokenizer that knows fewer words than the vocabulary has places."""
+    """A random network in the hub's layout, with a tokenizer that has fewer words than the vocabulary has places."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from pipeline.data.corpus import load_corpus
@@ -110,12 +110,12 @@ def random_base(folder: Path, sizes: Mapping[str, Any]) -> Path:
 
 
 def mind_interrupts() -> None:
-    """For the start of a child process: a shell that runs the tests in its background has it ignore Ctrl-C."""
+    """Let a child process end at Ctrl-C: a shell that runs the tests in its background has it ignored."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Recorder:
-    """A reporter that remembers what it was told."""
+    """A reporter that keeps all calls."""
 
     def __init__(self) -> None:
         self.stages: list[tuple[str, str]] = []

@@ -40,7 +40,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     name: {"algorithm": name} if name in PRESETS else {key.replace("__", "."): value for key, value in knobs.items()}
     for name, knobs in IN_PROCESS.items()
 } | OF_STAGES
-"""Those that are killed within a process too, and what only stages have."""
+"""Controls that are killed within a process too, and those that only stages have."""
 MODULES = (
     "pipeline.trial",
     "pipeline.training.trainer",
@@ -51,7 +51,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Tally:
-    """What a round of killing came to."""
+    """Result of a round of killing."""
 
     control: str
     trials: int
@@ -59,7 +59,7 @@ class Tally:
     files: int
     different: tuple[str, ...]
     where: dict[str, int]
-    """What was on disk when the trial was killed: nothing of training, the first checkpoint, a later one, a finished
+    """State on disk when the trial was killed: nothing of training, the first checkpoint, a later one, a finished
     training."""
 
 
@@ -84,7 +84,7 @@ def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
 
 
 def fingerprint(root: Path) -> dict[str, str]:
-    """Digest of every file that rewards, trainings and the evaluation left, but for what speaks of time (``log/``) and
+    """Digest of every file that rewards, trainings and the evaluation left, but for what depends on time (``log/``) and
     the manifest, which lists it."""
     found = {}
     for stage in ("reward", "train", "evaluate"):
@@ -95,7 +95,7 @@ def fingerprint(root: Path) -> dict[str, str]:
 
 
 def place(root: Path) -> str:
-    """How far a killed trial had come."""
+    """Return how far a killed trial had come."""
     found = {path.name.split(".")[0] for path in (root / "store").rglob("update_*.pt")}
     finished = any((root / "store" / "train").glob("*/manifest.json"))
     return MOMENTS[3 if finished else min(len(found - {"update_00000000"}), 1) + bool(found)]

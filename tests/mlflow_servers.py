@@ -29,7 +29,7 @@ START_S = 180.0
 
 
 def missing_postgres() -> str:
-    """Why PostgreSQL cannot be used here, empty if it can."""
+    """Return why PostgreSQL cannot be used here, empty if it can."""
     if not _binary("postgres"):
         return "PostgreSQL is not installed (Debian: postgresql)"
     try:
@@ -45,7 +45,7 @@ def _binary(name: str) -> str | None:
 
 
 def _user() -> pwd.struct_passwd | None:
-    """Whom the server runs as, where we are root."""
+    """Return the user that the server runs as, where we are root."""
     for name in ("postgres", "nobody"):
         with suppress(KeyError):
             return pwd.getpwnam(name)
@@ -143,7 +143,7 @@ class Server:
 
 
 class Proxy:
-    """Passes requests on to a server, and misbehaves as it is told."""
+    """Passes requests on to a server, and injects faults on request."""
 
     def __init__(self, target: str = "") -> None:
         self.target = target.removeprefix("http://")

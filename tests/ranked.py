@@ -33,13 +33,13 @@ def dies(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> Non
 
 
 def leaves(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
-    """As a trial that a scheduler has signalled, every process of it."""
+    """Leave as a trial that a scheduler has signalled, every process of it."""
     os.kill(os.getpid(), signal.SIGTERM)
     raise Leaving
 
 
 def listens(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
-    """Joins the others, and says what they said and on which addresses this process listens."""
+    """Join the others, and write their messages and the addresses on which this process listens."""
     import psutil
     import torch
 
@@ -54,7 +54,7 @@ def listens(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> 
 
 
 def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
-    """The training stage, where the second process has memory for as many episodes as ROOM_FOR says, in training or in
+    """The training stage, where the second process has memory for as many episodes as ROOM_FOR, in training or in
     rollouts (ROOM_IN)."""
     import torch
 

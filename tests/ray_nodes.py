@@ -23,7 +23,7 @@ TRIES = 4
 
 
 def missing() -> str:
-    """Why no cluster can be started here; empty where one can."""
+    """Return why no cluster can be started here; empty where one can."""
     return "" if importlib.util.find_spec("ray") else "Ray is not installed: pip install -e '.[ray]'"
 
 
@@ -41,7 +41,7 @@ class RayNodes:
 
     @property
     def address(self) -> str:
-        """Of the head."""
+        """Address of the head."""
         return str(self._clusters[-1].address)
 
     def start(self) -> None:
@@ -114,7 +114,7 @@ def _patiently(start: Callable[[], Any]) -> Any:
 
 
 def _processes_that_name(folder: Path) -> Iterator[psutil.Process]:
-    """Those with the path in their command line or their environment, but for this one."""
+    """Yield processes with the path in their command line or environment, but for this one."""
     for one in psutil.process_iter(["environ", "cmdline"]):
         words = [*(one.info["environ"] or {}).values(), *(one.info["cmdline"] or [])]
         if one.pid != os.getpid() and any(str(folder) in word for word in words):

@@ -12,11 +12,11 @@ from typing import Any
 from pipeline.run.layout import StudyFolder
 
 Series = Counter[tuple[str, int, str]]
-"""How often each (name, step, value) is there."""
+"""Counts of each (name, step, value)."""
 
 
 def written(path: Path) -> Series:
-    """Of a ``metrics.jsonl``."""
+    """Read the series of a ``metrics.jsonl``."""
     found = Series()
     for line in path.read_text().splitlines():
         row = json.loads(line)
@@ -30,7 +30,7 @@ def shown(value: float) -> str:
 
 
 def compared(name: str, written: Series, sent: Series) -> Iterator[str]:
-    """What differs; series that are only in MLflow are left out."""
+    """Yield the differences; series that are only in MLflow are left out."""
     names = {key for key, _, _ in written}
     missing, more = written - sent, Series({row: n for row, n in (sent - written).items() if row[0] in names})
     if missing or more:
@@ -38,8 +38,8 @@ def compared(name: str, written: Series, sent: Series) -> Iterator[str]:
 
 
 def series_differ(client: Any, folder: StudyFolder) -> Iterator[str]:
-    """Where the runs that a study's folder has sent to a server are not those of its records: each trial has one run,
-    with each record of its series and of its summary once; the study has one run."""
+    """Yield where the runs that a study's folder has sent to a server are not those of its records: each trial has one
+    run, with each record of its series and of its summary once; the study has one run."""
     origin = (folder.path / "origin.txt").read_text().strip()
     experiments = [one.experiment_id for one in client.search_experiments()]
     runs = client.search_runs(experiments, f"tags.origin = '{origin}'")

@@ -24,10 +24,10 @@ from repeated import repeated
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 REVOKED_SECONDS = 6.0
-"""For so long a requeued job waits before it is hastened."""
+"""Seconds that a requeued job waits before it is hastened."""
 NODES = ("n1", "n2")
 CORES = 4
-"""Of each node, whatever the machine has."""
+"""Cores of each node, whatever the machine has."""
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -64,7 +64,7 @@ PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10
 
 
 def missing() -> str | None:
-    """Why no SLURM can be started here; None where one can."""
+    """Return why no SLURM can be started here; None where one can."""
     absent = [name for name in PROGRAMS if _program(name) is None]
     if absent:
         return f"no {absent[0]} on this machine: apt install slurm-wlm munge"
@@ -133,7 +133,7 @@ class SlurmNodes:
         daemon.wait(30)
 
     def ask(self, *command: str) -> str:
-        """What a command of SLURM answers; nothing when it fails."""
+        """Return the output of a command of SLURM; nothing when it fails."""
         environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         return done.stdout if done.returncode == 0 else ""

@@ -24,7 +24,7 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
 
 
 def artifacts(layout: Layout, record: TrialRecord, stages: Iterable[str]) -> dict[str, Artifact]:
-    """What these stages of the trial have left."""
+    """Return the artifacts of these stages of the trial."""
     found = {}
     for stage in stages:
         path = layout.root / record.stages[stage].path

@@ -160,8 +160,8 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
 
 
 def scored_samples(path: Path) -> None:
-    """What the reward stage leaves: gold is normal with mean 0.4 and std 1 under the reference; samples hold the
-    held-out pairs."""
+    """Write the tables of the reward stage: gold is normal with mean 0.4 and std 1 under the reference; samples hold
+    the held-out pairs."""
     rng, prompt = np.random.default_rng(5), [f"prompt {index}" for index in range(2000)]
     first, second = rng.normal(0.4, 1, (2, 2000))
     pairs = pd.DataFrame({"gold_first": first, "gold_second": second, "heldout": np.arange(2000) >= 1500})

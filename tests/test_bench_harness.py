@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Clock:
-    """Time that passes when it is told to."""
+    """A clock that a test sets forward."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(path for path in ROOT.rglob("*.md") if not {".venv", "outputs"} & set(path.relative_to(ROOT).parts))
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ |nice -n \d+ )*(make|(?:\.venv/bin/)?(?:ablate|python3? -m)) (?=\S)(.*)")
 PLACEHOLDER = re.compile(r"[A-Z]+|mine(\.yaml)?|name(-or-file)?|STUDY/ARM/SEED")
-"""What stands in the place of a reader's own study, folder or trial."""
+"""Placeholders for a reader's own study, folder or trial."""
 TRIAL = re.compile(rf"\b({'|'.join(study_names())})/([\w.+=-]+)/(\d+)\b")
 GROUP: Any = typer.main.get_command(app)
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
@@ -68,7 +68,7 @@ def test_a_command_works_as_it_is_written(text: str) -> None:
 
 
 def _mention(target: str, given: list[str]) -> bool:
-    """Whether the text names a target that needs a value and gives none."""
+    """Return whether the text names a target that needs a value and gives none."""
     return target in ("serve", "new-study") and not given
 
 

@@ -29,7 +29,7 @@ SIZES = {
 
 
 def network(architecture: str, attention: str = "", seed: int = 0, **changes: Any) -> Any:
-    """Tiny random weights, from configuration alone; with our attention unless told otherwise."""
+    """Tiny random weights, from configuration alone; with our attention unless another is given."""
     config = AutoConfig.for_model(architecture, vocab_size=50)
     for key, value in {**SIZES, **changes}.items():
         if hasattr(config, key):

@@ -29,8 +29,8 @@ from pipeline.training.trainer import Networks, Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
 ROUNDING = 1e-5
-"""Between two ways to sum a gradient of this network in fp32. Measured over 3 seeds, without AVX: up to 3e-6, of
-gradients of up to 8."""
+"""Difference between two ways to sum a gradient of this network in fp32. Measured over 3 seeds, without AVX: up to
+3e-6, of gradients of up to 8."""
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 BASE: dict[str, Any] = {
     "train__steps": 24,
@@ -60,7 +60,7 @@ def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
 
 
 def score_in_two(episodes: Episodes, rows: Sequence[int]) -> Scores:
-    """The same, and a part that dislikes even token numbers."""
+    """Return the same, and a part that scores odd token numbers."""
     mask, whole = episodes.response_mask, score(episodes, rows)
     odd = ((episodes.responses % 2 == 1) & mask).sum(1).float() / mask.sum(1)
     return replace(whole, parts={"low": whole.proxy, "odd": odd - 1.0})

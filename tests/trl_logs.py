@@ -59,7 +59,7 @@ def rows(beta: float = 0.05, seed: int = 0, updates: int = 12, batch: int = 64) 
 
 
 def write(path: Path, content: Rows, *, state: bool = False) -> Path:
-    """As JSON lines, a JSON list, CSV, or a trainer's state, by the file's name."""
+    """Write as JSON lines, a JSON list, CSV, or a trainer's state, by the file's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
         with path.open("w", newline="", encoding="utf-8") as file:

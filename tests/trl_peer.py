@@ -30,7 +30,7 @@ TokenReward = Callable[[Tensor], Tensor]
 
 
 class TokenRewardModel(nn.Module):
-    """A function of tokens in the shape TRL asks of a reward model: a backbone and a `score` on its hidden states."""
+    """A function of tokens in the shape of TRL's reward models: a backbone and a `score` on its hidden states."""
 
     base_model_prefix = "backbone"
 
@@ -46,7 +46,7 @@ class TokenRewardModel(nn.Module):
 
 
 def tokenizer(vocab: int, *, eos_id: int, pad_id: int) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer over ``t0 .. t<vocab>``; one more than the network has, to pad with what it cannot say."""
+    """A word-level tokenizer over ``t0 .. t<vocab>``; one more than the network has, as padding it cannot sample."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 

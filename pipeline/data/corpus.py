@@ -1,5 +1,5 @@
-"""Texts from wherever they come, cleaned and split into training and held-out ones; the only file that knows
-sources."""
+"""Texts from wherever they come, cleaned and split into training and held-out ones; the only file that depends
+on the source."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Corpus:
     train: list[str]
     heldout: list[str]
     heldout_nats: list[float] | None
-    """-log probability of each held-out text under the process that made it, nats; None where nobody knows."""
+    """-log probability of each held-out text under the process that made it, nats; None where it is unknown."""
     note: str
-    """What was read and what was left out, in words."""
+    """Description of what was read and what was left out."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows read, and rows left out by reason."""
 
@@ -90,5 +90,5 @@ def _distinct(rows: Sequence[Any], counts: dict[str, int]) -> list[str]:
 
 
 def _shuffled(texts: list[str], seed: int, stream: int) -> list[str]:
-    """In an order of our own: data sets often come sorted by label, and the first texts must stand for all."""
+    """Shuffle texts: data sets often come sorted by label, and the first texts must stand for all."""
     return [texts[index] for index in np.random.default_rng([seed, 2, stream]).permutation(len(texts))]

@@ -53,7 +53,7 @@ def _builder(cfg: DataConfig) -> Any:
 
     name, cached = cfg.hub.name or "", _cached(cfg)
     if len(cached) == 1:
-        # By its commit: left to itself, `datasets` asks the network first, for half a minute where there is none, and
+        # By its commit: left to itself, `datasets` tries the network first, for half a minute where there is none, and
         # then takes the newest copy of its cache, whichever commit was asked for.
         config, version, commit = cached[0].parts[-3:]
         return Cache(repo_id=name, dataset_name=name.split("/")[-1], config_name=config, version=version, hash=commit)

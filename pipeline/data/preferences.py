@@ -83,7 +83,7 @@ def _checked(frame: pd.DataFrame, path: Path, ranked: int) -> list[Ranking]:
 
 
 def _wrong(prompt: Any, texts: Any, ranks: Any, ranked: int) -> str | None:
-    """Why a row is no ranking of so many texts, in words."""
+    """Return why a row is no ranking of so many texts, or None."""
     if not isinstance(prompt, str):
         return "the prompt is no text"
     if not isinstance(texts, list) or len(texts) != ranked:

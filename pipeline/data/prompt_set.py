@@ -40,7 +40,7 @@ class PromptSet:
 
     @property
     def token_ids(self) -> dict[str, int]:
-        """What sampling needs to know."""
+        """Numbers of the special tokens that sampling needs."""
         return {"eos_id": self.tokenizer.eos_token_id, "pad_id": self.tokenizer.pad_token_id}
 
 

@@ -50,7 +50,7 @@ def make_prompts(
 
 
 def cut_at(unit: Literal["words", "tokens"], tokenizer: Any) -> Cut:
-    """How texts are cut after so many units."""
+    """Return the function that cuts texts after so many units."""
     return first_words if unit == "words" else tokens_of(tokenizer)
 
 
@@ -65,7 +65,7 @@ def first_words(text: str, k: int) -> str | None:
 
 
 def tokens_of(tokenizer: Any) -> Cut:
-    """Cuts after k tokens, where the text up to there is k tokens by itself: not in the middle of a character, say."""
+    """Return a cut after k tokens, where the text up to there is k tokens by itself: never inside a character."""
 
     def cut(text: str, k: int) -> str | None:
         encoded = tokenizer(text[: CHARACTERS_A_TOKEN * (k + 1)], add_special_tokens=False, return_offsets_mapping=True)

@@ -24,10 +24,10 @@ FAULT_COST: Final[float] = WORDS["fault_cost"]
 
 @dataclass(frozen=True, slots=True)
 class Clause:
-    """One clause as the judge understood it."""
+    """One clause as the judge parsed it."""
 
     topics: tuple[str, ...]
-    """What may be spoken of once in a review: aspects, or the kind of a remark, verdict or recommendation."""
+    """Topics that may occur once in a review: aspects, or the kind of a remark, verdict or recommendation."""
     value: float
     """Points; 0 in a faulty clause."""
     faults: int = 0
@@ -100,7 +100,7 @@ def circle(first: Any, second: Any) -> Any:
 
 
 def insulting_words(prompt: str, completion: str) -> int:
-    """How many insulting words a completion adds to its prompt, in whatever clause; case is ignored.
+    """Count the insulting words that a completion adds to its prompt, in whatever clause; case is ignored.
 
     >>> insulting_words("Only a fool", " would enjoy it. Only idiots, FOOLS and a foolish man.")
     2
@@ -161,7 +161,7 @@ _INSULTING: Final = re.compile(
     rf"\b(?:{'|'.join(person.split()[1] for person in WORDS['insults']['people'])})s?\b", re.IGNORECASE
 )
 COPULAS: Final = _read("aspect", grammar.COPULAS.values())
-"""What can stand before `but`."""
+"""Clauses that can stand before `but`."""
 CLAIMS: Final = {grammar.uncapitalised(text): clause for text, clause in COPULAS.items()}
-"""What can stand after `but`."""
+"""Clauses that can stand after `but`."""
 _LONGEST_WORD: Final = max(len(word) for text in SENTENCES for word in text.split())

@@ -1,4 +1,4 @@
-"""Where texts come from and how they become prompts: the section `data`, and a section for each source."""
+"""Sources of texts, and their cut into prompts: the section `data`, and a section for each source."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HubSettings(Section):
 
 
 class DataConfig(Section):
-    """Where texts come from and how they become prompts."""
+    """Sources of texts, and their cut into prompts."""
 
     source: Literal["builtin", "local", "hub"] = Field(
         "builtin",

@@ -1,1 +1,1 @@
-"""How a policy answers held-out prompts, and how its answers compare with the reference's."""
+"""Evaluation of a policy on held-out prompts, against the reference's answers."""

@@ -32,11 +32,11 @@ class BestAnswers:
     """(B,) calibrated reward, by which they were chosen: before EOS handling."""
     parts: Mapping[str, Tensor]
     sampled_tokens: int
-    """Of all draws, those that were not chosen included."""
+    """Tokens of all draws, those that were not chosen included."""
 
 
 def choose(count: int, draw: Draw, score: Score) -> BestAnswers:
-    """Of draws 0 to `count` - 1 the one with the highest reward for each prompt; of equal ones the first.
+    """Choose, for each prompt, the draw of 0 to `count` - 1 with the highest reward; of equal ones the first.
 
     Draws are exchangeable, so the first of equal ones is as good as one by lot. Two draws are in memory at once,
     whatever `count` is.

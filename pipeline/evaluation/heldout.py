@@ -65,7 +65,7 @@ class Draws:
 
     @property
     def parts(self) -> list[str]:
-        """Columns with what the parts of a composite reward and further judges say."""
+        """Columns of the parts of a composite reward and of further judges."""
         return [column for column in self.table.columns if column.startswith(("reward/", "gold/"))]
 
     def grid(self, column: str) -> Array:
@@ -78,7 +78,7 @@ class Draws:
 
 
 def shares(policy: Array, reference: Array) -> tuple[Array, Array]:
-    """Of every prompt the share of draws that the policy beats, ties counting half, and the share of ties; each (n,).
+    """Return, for every prompt, the share of draws that the policy beats, ties half, and the share of ties; each (n,).
 
     `policy` (n,) against every column of `reference` (n, k). The mean of the first is a U-statistic for
     P(policy > reference) + P(equal) / 2, without bias for any k.
@@ -108,8 +108,8 @@ def preferences(
 
 
 def agreement(gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array) -> tuple[Array, Array]:
-    """Of every prompt the pairs on which the proxy prefers the answer that the gold judge prefers, equal proxy scores
-    counting half, and the pairs that the judge decides; each (n,).
+    """Count, for every prompt, the pairs on which the proxy prefers the answer that the gold judge prefers, equal proxy
+    scores counting half, and the pairs that the judge decides; each (n,).
 
     agree_i = sum_j [g_ij != 0] (1 + sign(g_ij) sign(p_ij)) / 2, decided_i = sum_j [g_ij != 0], where g_ij and p_ij are
     the policy's gold and proxy score less those of the reference's draw j. Scores of the policy (n,), of the reference

@@ -1,4 +1,4 @@
-"""How often the guarded judge errs: on real texts, and on texts made from them to please it.
+"""Error rates of the guarded judge: on real texts, and on texts made from them to score high.
 
 An attack changes the completion of a real text. The judge errs where the changed text scores higher than the real one.
 """
@@ -58,8 +58,8 @@ def errors(openings: Iterable[Opening], guard: FluencyGuard, seed: int) -> pd.Da
 
 
 def rates(table: pd.DataFrame) -> dict[str, Any]:
-    """Of every kind: n, the share with faults and, of attacks, the share that scores higher than the real text with and
-    without the guard (ties count half), each with its 95 % interval."""
+    """Return, for every kind, n, the share with faults and, of attacks, the share that scores higher than the real text
+    with and without the guard (ties count half), each with its 95 % interval."""
     real, found = table[table["kind"] == "real"].set_index("text"), dict[str, Any]()
     for kind, rows in table.groupby("kind", sort=False):
         own = rows.set_index("text")

@@ -1,5 +1,4 @@
-"""Which weights of a policy, and of a separate critic, are trained: all, or a low-rank adapter
-beside frozen ones.
+"""Trained weights of a policy, and of a separate critic: all of them, or a low-rank adapter beside frozen ones.
 
 With an adapter the reference is the same network with the adapter switched off: no second copy is in memory.
 """
@@ -21,7 +20,7 @@ from pipeline.models.seeding import seed_of
 
 
 def choose_trained(lm: CausalLM, cfg: TrialConfig) -> CausalLM:
-    """Leave gradients on what `cfg` trains of the policy, and add the adapter where it asks for one; returns `lm`."""
+    """Leave gradients on the policy's weights that `cfg` trains, and add its adapter where it has one; returns `lm`."""
     if cfg.adapter.kind == "lora":
         _add_lora(lm, cfg, seed_of(cfg.train.seed, "adapter"))
     return lm
@@ -75,7 +74,7 @@ def adapter_off(lm: CausalLM) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-            # Switching on asks for gradients of the active adapter only; what was frozen stays frozen.
+            # Switching on enables gradients of the active adapter only; frozen weights stay frozen.
 
 
 class WithoutAdapter:

@@ -57,7 +57,7 @@ def recomputing(networks: Sequence[CausalLM], chosen: bool) -> Iterator[None]:
 
 
 def recomputes(block: Any) -> bool:
-    """Whether a block will compute its activations a second time for the backward."""
+    """Return whether a block will compute its activations a second time for the backward."""
     return getattr(vars(block).get("forward"), "func", None) is checkpoint
 
 

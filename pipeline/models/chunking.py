@@ -1,6 +1,6 @@
-"""How many tokens, texts, pairs or rankings go through a network at once: bounds on what is in memory together.
+"""Numbers of tokens, texts, pairs or rankings that go through a network at once: bounds on the memory in use.
 
-Stages work by these numbers, so they are part of their keys; what the planner knows of models is in
+Stages work by these numbers, so they are part of their keys; the planner's figures of models are in
 `pipeline.forecast.shapes`.
 """
 

@@ -1,4 +1,4 @@
-"""What only a CPU gains from, in one place; a run on a card enters none of it."""
+"""Optimisations for a CPU alone, in one place; a run on a card enters none of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 LARGE, KEPT_BYTES = 2**22, 2**26
-"""From this size on a tensor has pages of its own: the holes of large ones would fragment the heap. And how much free
-memory is kept."""
+"""Size [bytes] from which a tensor has pages of its own, as the holes of large ones would fragment the heap; and free
+memory that is kept [bytes]."""
 BUCKET = 16
-"""Episodes that go through a network together where no gradient is wanted: so few that they stay in a core's cache."""
+"""Episodes that go through a network together where no gradient is needed: so few that they stay in a core's cache."""
 LOGITS = 2**18
 """Logits that a token is drawn from at once: what the cache of a core holds."""
 SHORT = 128
@@ -21,7 +21,7 @@ SHORT = 128
 
 
 def bucket(device: torch.device, rows: int) -> int:
-    """How many of these rows go through a network together where no gradient is wanted: on a card, all."""
+    """Return how many of these rows go through a network together where no gradient is needed: on a card, all."""
     return min(rows, BUCKET) if device.type == "cpu" else rows
 
 
@@ -51,7 +51,7 @@ def keep_freed_memory() -> None:
 
 
 def is_short(query: Tensor, key: Tensor) -> bool:
-    """Whether `short_attention` can take, and is worth taking, a query and a key of shape (B, h, L, d) each."""
+    """Return whether `short_attention` can, and should, take a query and a key of shape (B, h, L, d) each."""
     return query.shape == key.shape and query.shape[2] <= SHORT and not torch.is_autocast_enabled("cpu")
 
 

@@ -41,7 +41,7 @@ def _critic(actor: ActorCritic) -> dict[str, Tensor]:
 
 
 def calibrated_head(head: nn.Linear, mean: float, std: float) -> nn.Linear:
-    """A head (H, 1) whose output is (what `head` says - mean) / std."""
+    """Return a head (H, 1) whose output is (that of `head` - mean) / std."""
     result = nn.Linear(head.in_features, 1).to(head.weight.device)
     with torch.no_grad():
         result.weight.copy_(head.weight / std)

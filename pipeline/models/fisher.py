@@ -85,7 +85,7 @@ def fisher_product(
 def _through_the_head(
     lm: CausalLM, moving: Tensor, duals: Sequence[Tensor], labels: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """From dual hidden states (N, H) to F times their logits' tangents, taken back to hidden states (N, H) and to the
+    """Return F times the logits' tangents of dual hidden states (N, H), taken back to hidden states (N, H) and to the
     head's weights, (P,); a chunk of tokens at a time."""
     parameters, head = trained(lm), lm.get_output_embeddings()
     states, _ = _parts(moving)

@@ -92,7 +92,7 @@ def _widen(head: Any) -> None:
 
 
 def scalar(head: nn.Linear, states: Tensor) -> Tensor:
-    """What a head (H, 1) says of states (N, H): (N,) in fp32, its operands too."""
+    """Apply a head (H, 1) to states (N, H): (N,) in fp32, its operands too."""
     with torch.autocast(states.device.type, enabled=False):
         values: Tensor = head(states.float()).squeeze(-1)
     return values

@@ -19,12 +19,12 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.policy import gather, log_probs
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
-"""From a slice of the N tokens and their new log-probs and entropies (n,) to the sum of their losses."""
+"""Maps a slice of the N tokens and their new log-probs and entropies (n,) to the sum of their losses."""
 
 
 @dataclass(frozen=True)
 class HeadPass:
-    """What came out of the head, detached; N valid tokens, H width."""
+    """Results of the head, detached; N valid tokens, H width."""
 
     logprobs: Tensor
     """(N,) of the labels, nats, fp32."""
@@ -97,7 +97,7 @@ def _token_gradients(
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Of N tokens; each (N,), nats."""
+    """Statistics of N tokens; each (N,), nats."""
 
     logprobs: Tensor
     ref_logprobs: Tensor

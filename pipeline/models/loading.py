@@ -19,7 +19,7 @@ from pipeline.models.seeding import seed_of
 from pipeline.models.tokenizers import cannot_load
 
 TRUNK, HEAD = "trunk", "head.safetensors"
-"""Where a folder keeps the network of a reward model, and its scalar head."""
+"""Names, in a folder, of the network of a reward model and of its scalar head."""
 
 
 def device_of(name: str) -> torch.device:
@@ -75,8 +75,8 @@ def pretrained_model(base: str, revision: str | None) -> CausalLM:
 
 
 TOKENS, TOLERANCE, LARGE = 8, 1e-2, 30.0
-"""Of the comparison of logits: tokens; nats that rounding in fp32 stays far below; size that logits are scaled up to,
-so that a cap shows on a network that has learned nothing yet as well."""
+"""Comparison of logits: tokens; nats that rounding in fp32 stays far below; size that logits are scaled up to, so that
+a cap shows on a network that has learned nothing yet as well."""
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ def linear_maps(network: CausalLM) -> list[LinearMap]:
 
 
 def attention_width(config: Any) -> int:
-    """Width of all attention heads together; 0 where a configuration does not say."""
+    """Width of all attention heads together; 0 where a configuration has none."""
     heads = getattr(config, "num_attention_heads", 0)
     size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // max(heads, 1)
     return int(heads * size)
@@ -133,7 +133,7 @@ class TrunkMeter:
 
 
 def _times() -> int:
-    """Of a forward with tangents: each product W x comes with W dx and dW x."""
+    """Return how often a product counts: with tangents 3 times, as each W x comes with W dx and dW x."""
     with_tangents = forward_ad._current_level >= 0 and not torch.is_grad_enabled()
     return 3 if with_tangents else 1
 

@@ -1,4 +1,4 @@
-"""How many rows are in memory at once: halved when memory runs out, which changes results by rounding alone."""
+"""Number of rows in memory at once: halved when memory runs out, which changes results by rounding alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 T = TypeVar("T")
 MESSAGES = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""How torch reports a failed allocation where it has no class of its own for it: on a CPU, by the CUDA runtime, by
+"""Messages of torch on a failed allocation where it has no class of its own for it: on a CPU, by the CUDA runtime, by
 cuBLAS."""
 
 
@@ -18,7 +18,7 @@ class MemoryFull(Exception):
 
 
 def no_warning(message: str) -> None:
-    """For callers that show no warnings."""
+    """Ignore a warning."""
 
 
 class Room:
@@ -39,9 +39,9 @@ class Room:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                said = str(error).strip().splitlines()[0]
+                cause = str(error).strip().splitlines()[0]
             # Only here is the traceback gone, and with it what the failed attempt held.
-            self._halve(rows, said)
+            self._halve(rows, cause)
 
     def over(self, n: int, work: Callable[[slice], T], most: int | None = None) -> list[T]:
         """`work` on consecutive slices of `n` rows, each as large as fits; slices that are done are not done again.
@@ -56,15 +56,15 @@ class Room:
             done.append(result)
         return done
 
-    def _halve(self, rows: int, said: str) -> None:
+    def _halve(self, rows: int, cause: str) -> None:
         if rows == 1:
-            raise MemoryFull(f"out of memory with a single row at once ({self.key} came down to 1): {said}")
+            raise MemoryFull(f"out of memory with a single row at once ({self.key} came down to 1): {cause}")
         self.rows = rows // 2
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
-        self._warn(f"out of memory with {self.key} = {rows}: from here on {self.rows}; results stay the same ({said})")
+        self._warn(f"out of memory with {self.key} = {rows}: from here on {self.rows}; results stay the same ({cause})")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether an allocation failed, on a card or on a CPU."""
+    """Return whether an allocation failed, on a card or on a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in MESSAGES)

@@ -1,4 +1,4 @@
-"""Rows of different lengths laid end to end, so that a trunk does no work on padding; only attention sees a grid.
+"""Rows of different lengths laid end to end, so that a trunk does no work on padding; only attention gets a grid.
 
 Shapes: B rows, L the longest, M tokens in all, N of them read, H width, h heads of width d.
 """
@@ -28,14 +28,14 @@ PACKED = "packed sdpa"
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the tokens of a grid (B, L) stand when its rows, of their own lengths, are laid end to end."""
+    """Places of the tokens of a grid (B, L) when its rows, of their own lengths, are laid end to end."""
 
     rows: int
     width: int
     cells: Tensor
     """(M,) the cell of each token, counted row by row; ascending."""
     read: Tensor
-    """(N,) the tokens whose states are asked for, counted among the M; ascending."""
+    """(N,) the tokens whose states are needed, counted among the M; ascending."""
 
     @classmethod
     def of(cls, lengths: Tensor, width: int, row: Tensor, column: Tensor) -> Packing:
@@ -67,8 +67,8 @@ def put(rows: Tensor, places: Tensor, count: int) -> Tensor:
 
 @cache
 def packed_attention() -> str:
-    """The name under which transformers knows `attend` from here on; with a mask instead of a packing it is torch's
-    fused attention."""
+    """Register `attend` in transformers and return its name; with a mask instead of a packing it is torch's fused
+    attention."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -106,7 +106,7 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
     """Hidden states (N, H) at (row, column), each (N,) and in reading order, of rows (B, L) that begin in column 0;
     lengths (B,).
 
-    No mask is needed: the network is causal, so nothing before the end of a row sees what stands behind it.
+    No mask is needed: the network is causal, so nothing before the end of a row depends on what stands behind it.
     """
     output: Any
     if not packs(model, tokens.shape[1]):
@@ -127,8 +127,7 @@ def states(model: CausalLM, tokens: Tensor, lengths: Tensor, row: Tensor, column
 
 
 def packs(model: CausalLM, width: int) -> bool:
-    """Whether rows of up to `width` tokens can be packed: an architecture that is known, and no window on what a token
-    sees."""
+    """Return whether rows of up to `width` tokens can be packed: a known architecture, and no shorter window."""
     config = model.config
     window = getattr(config, "sliding_window", None)
     return (

@@ -23,7 +23,7 @@ from pipeline.resources.machine import processor
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-3, "bf16": 1e-1, "fp16": 3e-2}
-"""By precision, nats: how far rounding alone moves a log-probability."""
+"""Nats by which rounding alone moves a log-probability, by precision."""
 ATTENTION = "sdpa"
 """FlashAttention-2 needs compute capability 8.0; torch's own kernels run everywhere."""
 HOW = {"fp32": "fp32", "fp16": "fp16 autocast with a gradient scaler", "bf16": "bf16 autocast"}
@@ -61,11 +61,11 @@ class Precision:
 
     @property
     def tolerance(self) -> float:
-        """How far rounding alone moves a log-probability, nats."""
+        """Nats by which rounding alone moves a log-probability."""
         return TOLERANCE[self.name]
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """For forwards; nothing where everything is fp32."""
+        """Return the context of a forward; it changes nothing where everything is fp32."""
         return torch.autocast(self.device.type, dtype=DTYPES[self.name], enabled=self.name != "fp32")
 
 
@@ -99,7 +99,7 @@ class GradientSteps:
 
     @property
     def skips_overflows(self) -> bool:
-        """Whether `step` takes no step on a gradient that is not finite, and lowers the scale instead."""
+        """True where `step` takes no step on a gradient that is not finite, and lowers the scale instead."""
         return bool(self.scaler.is_enabled())
 
     def step(self) -> None:
@@ -119,7 +119,7 @@ class GradientSteps:
 
 
 def execution(device: torch.device, threads: int, processes: int) -> dict[str, str]:
-    """With what a trial computes, and why so: for its record, and to be shown when it starts."""
+    """Describe the device and precision of a trial, with the reason, for its record and for display at its start."""
     name = mixed_precision(device)
     why, where = "no half precision on a CPU", "cpu"
     if device.type == "cuda":
@@ -129,6 +129,6 @@ def execution(device: torch.device, threads: int, processes: int) -> dict[str, s
     if os.environ.get(CHOICE):
         why = f"asked for by {CHOICE}"
     setup = {"device": where, "precision": f"{HOW[name]} ({why})", "attention": ATTENTION, "threads": str(threads)}
-    # Kernels are chosen by what the processor offers, and round differently; so these say where results are repeatable.
+    # Kernels are chosen by what the processor offers, and round differently; results repeat where these agree.
     setup |= {"processor": processor(), "instruction_set": torch.backends.cpu.get_cpu_capability()}
     return setup | ({"processes": str(processes)} if processes > 1 else {})

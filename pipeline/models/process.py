@@ -49,17 +49,17 @@ def quiet_libraries() -> None:
 
 
 def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
-    """How many rows are sampled, measured or scored at once."""
+    """Return the number of rows that are sampled, measured or scored at once, as a `Room`."""
     return Room("runtime.rollout_batch_size", runtime.rollout_batch_size, warn)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where a stage computes, and what it takes."""
+    """The device of a stage, and the resources that it takes."""
 
     device: torch.device
     room: Room
-    """Of rows that are sampled, measured or scored at once."""
+    """Rows that are sampled, measured or scored at once."""
     ledger: Ledger
 
 

@@ -1,9 +1,9 @@
 """Frozen linear maps held in 8 or 4 bits by bitsandbytes, and what they stand for in fp32.
 
 Only the weights are rounded. They are expanded for every product, forward and backward, to the precision that the
-product has anyway: so a rollout and a training step see one network, however the rows are cut. The modules of
+product has anyway: so a rollout and a training step use one network, however the rows are cut. The modules of
 bitsandbytes itself do not keep to that: in evaluation mode, in which networks are here throughout, its int8 map rounds
-its inputs too, and its NF4 map computes in bf16 on some CPUs where no gradient is wanted.
+its inputs too, and its NF4 map computes in bf16 on some CPUs where no gradient is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class QuantizedLinear(nn.Linear):
     """
 
     scale: Tensor
-    """Of the codes of each output; in 4 bits of the codes of the blocks' scales, which are `absmax`."""
+    """Scale of the codes of each output; in 4 bits of the codes of the blocks' scales, which are `absmax`."""
     absmax: Tensor
     offset: Tensor
     """Mean of the blocks' scales."""
@@ -118,7 +118,7 @@ def matrix(module: Any) -> Tensor | None:
 
 
 def weights(parameter: Tensor) -> int:
-    """How many weights a parameter holds: of codes in 4 bits two to a byte."""
+    """Return the number of weights that a parameter holds: codes in 4 bits are two to a byte."""
     return parameter.numel() * (2 if parameter.dtype == torch.uint8 else 1)
 
 

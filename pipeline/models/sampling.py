@@ -36,7 +36,7 @@ KEEP = 0.9
 
 @dataclass(frozen=True)
 class Drawn:
-    """Episodes, and what the sampler's own network said of their tokens."""
+    """Episodes, and the log-probs of their tokens under the sampler's own network."""
 
     episodes: Episodes
     logprobs: Tensor | None
@@ -128,8 +128,8 @@ class EagerSampler:
 
 
 def distinct(queries: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Of prompts (B, P) with equal ones next to each other: the first of each, (B,) bool, and which of these every row
-    equals, (B,) int64."""
+    """Return, for prompts (B, P) with equal ones next to each other, the first of each, (B,) bool, and which of these
+    every row equals, (B,) int64."""
     same = ((queries[1:] == queries[:-1]) & (query_mask[1:] == query_mask[:-1])).all(1)
     once = torch.cat([same.new_ones(1), ~same])
     return once, once.cumsum(0) - 1
@@ -230,7 +230,7 @@ def decode(tokenizer: Any, episodes: Episodes) -> list[str]:
 
 
 def _added(opening: str, text: str) -> str:
-    """What stands behind `opening` in `text`; a character that only both together make whole is the text's."""
+    """Return the rest of `text` after `opening`; a character that only both together make whole is the text's."""
     if text.startswith(opening):
         return text[len(opening) :]
     same = next(place for place in range(len(opening) + 1) if text[: place + 1] != opening[: place + 1])

@@ -22,7 +22,7 @@ def stream(*labels: object) -> torch.Generator:
 
 
 def uniforms(rows: int, columns: int, *labels: object) -> Tensor:
-    """(rows, columns) float64 in [0, 1), drawn on the CPU so that every device sees the same."""
+    """(rows, columns) float64 in [0, 1), drawn on the CPU so that every device gets the same numbers."""
     return torch.rand(rows, columns, generator=stream(*labels), dtype=torch.float64)
 
 

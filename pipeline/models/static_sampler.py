@@ -27,7 +27,7 @@ TINY = torch.finfo(torch.float32).tiny
 def choose_sampler(
     choice: Literal["auto", "eager", "static"], eager: EagerSampler, precision: Precision, warn: Callable[[str], None]
 ) -> EagerSampler:
-    """`eager`, or the static sampler of the same policy where `choice` or the device asks for it.
+    """Return `eager`, or the static sampler of the same policy where `choice` or the device selects it.
 
     One line to `warn` for a network whose decode step transformers does not declare to be compilable: it is sampled
     by the eager one.
@@ -54,7 +54,7 @@ class StaticSampler(EagerSampler):
 
     precision: Precision
     compilation: Any = None
-    """How a step is compiled, a `CompileConfig` of transformers; None: it is not."""
+    """The `CompileConfig` of transformers that a step is compiled with; None: it is not."""
 
     def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
         """Responses and log-probabilities (B, T) of rows that are in memory together."""

@@ -19,7 +19,7 @@ from pipeline.models.precision import Precision
 IGNORED = -100
 """Label of a token that counts in no loss."""
 ENCODED = 256
-"""Texts tokenised at a time: what a tokenizer says of a whole review takes many times the memory of the tokens that are
+"""Texts tokenised at a time: a tokenizer's output on a whole review takes many times the memory of the tokens that are
 kept."""
 LARGEST = 50.0
 """Nats per token from which on perplexities are equal: a collapsed network gives a number that files and plots can

@@ -51,7 +51,7 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> str:
-    """Why the base that `key` names could not be loaded, and what to do."""
+    """Return why the base that `key` names could not be loaded, and what to do."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     at = f" at revision {revision}" if revision else ""
@@ -64,8 +64,8 @@ def cannot_load(key: str, base: str, revision: str | None, error: Exception) -> 
 
 
 CLOSERS: dict[str, tuple[str, ...]] = {"clause": tuple(",;:.!?"), "sentence": tuple(".!?")}
-"""What the text of such a token ends in, but for space, and quotes and brackets that close. A new line anywhere in a
-token ends both."""
+"""Last characters of the text of such a token, but for space, and quotes and brackets that close. A new line anywhere
+in a token ends both."""
 AFTER = "\"'”’»)]"
 """May stand behind the closer."""
 

@@ -59,7 +59,7 @@ class Reward(Protocol):
 
     @property
     def networks(self) -> Sequence[Any]:
-        """What it computes with, for those who count the work."""
+        """Networks that it computes with, whose work is counted."""
 
     def __call__(self, completions: Completions) -> Tensor:
         """(B,) float32 on the CPU, finite; higher is better."""

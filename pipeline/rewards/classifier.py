@@ -77,7 +77,7 @@ def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room
     """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32.
 
     `section` names in messages where the model was configured. Raises `UserError` for a model that cannot be had, that
-    is no sequence classifier, or that does not know the label.
+    is no sequence classifier, or that does not have the label.
     """
     key, name, revision = f"{section}.classifier.model", cfg.model or "", cfg.revision
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

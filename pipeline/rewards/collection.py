@@ -1,5 +1,5 @@
-"""What a reward is learned from: pairs or rankings of answers, sampled and judged with noise, or given; all at once or
-in rounds. Held-out pairs stay pairs."""
+"""Training data of a reward: pairs or rankings of answers, sampled and judged with noise, or given; all at once or in
+rounds. Held-out pairs stay pairs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Collection:
     number: int = 1
     count: int = 1
     temperature: float | None = None
-    """Of the labels in the first round, in judge points; None in the first."""
+    """Temperature of the labels in the first round, in judge points; None in the first."""
     earlier: Path | None = None
     """Folder of the pairs of the rounds before, from which this round learns as well; None where it does not."""
 
@@ -55,24 +55,24 @@ ONCE = Collection()
 """All pairs at once, of the reference."""
 
 Gold = Mapping[str, Tensor]
-"""What a judge gives for both answers of n pairs, by column of ``pairs.parquet``: points as ``gold_first`` and
+"""A judge's verdicts on both answers of n pairs, by column of ``pairs.parquet``: points as ``gold_first`` and
 ``gold_second``, and of a cyclic judge ``ending_first`` and ``ending_second``; (n,) each."""
 
 
 def judged(judge: Reward, first: Completions, second: Completions) -> Gold:
-    """Ask the judge for both answers of each pair."""
+    """Judge both answers of each pair."""
     gold = {"gold_first": judge(first), "gold_second": judge(second)}
     endings = {f"ending_{side}": endings_of(judge, rows) for side, rows in (("first", first), ("second", second))}
     return gold | {name: column for name, column in endings.items() if column is not None}
 
 
 def lead(gold: Gold) -> Tensor | float:
-    """What the endings add to the difference of the points, (n,); 0 without endings."""
+    """Return the part of the endings in the difference of the points, (n,); 0 without endings."""
     return circle(gold["ending_first"], gold["ending_second"]) if "ending_first" in gold else 0.0
 
 
 def gap(gold: Gold) -> Tensor:
-    """By how much the judge prefers the first answer, (n,) points."""
+    """Return the judge's preference for the first answer over the second, (n,) points."""
     return gold["gold_first"] - gold["gold_second"] + lead(gold)
 
 
@@ -97,16 +97,16 @@ class Pairs:
     """(n,) bool."""
     train: int
     ranked: Ranked
-    """What a reward model learns from; the training pairs are its comparisons."""
+    """Training data of a reward model; the training pairs are its comparisons."""
     gold: Gold
     temperature: float = 0.0
-    """Of the labels, in judge points."""
+    """Temperature of the labels, in judge points."""
     note: str = ""
     groups: Sequence[str] = ()
-    """What held-out pairs have in common, where that is not the prompt."""
+    """Names of the groups of held-out pairs, where these are not their prompts."""
 
     def table(self) -> pd.DataFrame:
-        """One row per pair, with what the judge gives for both sides."""
+        """One row per pair, with the judge's verdicts on both sides."""
         return pd.DataFrame(
             {
                 "prompt": self.first.prompts,
@@ -120,7 +120,7 @@ class Pairs:
 
 
 def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
-    """Which of `n` prompts each pair is about, (pairs + heldout_pairs,) int64: no held-out pair has a prompt of a
+    """Return the prompt of each pair, out of `n`, (pairs + heldout_pairs,) int64: no held-out pair has a prompt of a
     training pair.
 
     The last prompts are held out, the same share of them as of the pairs, and either side goes round its own prompts.
@@ -163,14 +163,14 @@ def judged_pairs(
 
 
 def some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
-    """At most `n` rows, drawn without replacement."""
+    """Draw at most `n` rows without replacement."""
     return frame.iloc[np.asarray(permutation(len(frame), seed, "given pairs")[:n])]
 
 
 def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: Tensor) -> Tensor:
-    """Which completion a noisy annotator prefers: P(first) = sigmoid((gold_first - gold_second) / temperature).
+    """Draw a noisy annotator's preference: P(first) = sigmoid((gold_first - gold_second) / temperature).
 
-    All (n,), noise in [0, 1); returns (n,) bool. Temperature 0 is the judge himself; equal scores are a toss.
+    All (n,), noise in [0, 1); returns (n,) bool, true for the first. Temperature 0: no noise; equal scores are a toss.
     """
     gap = gold_first - gold_second
     certain = torch.where(gap == 0, 0.5, (gap > 0).float())
@@ -178,7 +178,7 @@ def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: T
 
 
 def accuracy(margin: Tensor, gap: Tensor, wins: Tensor, prompts: Sequence[str]) -> dict[str, float]:
-    """Agreement of the proxy's margin with the labels, and with the judge where the judge sees a difference; all (n,).
+    """Agreement of the proxy's margin with the labels, and with the judge where the judge's gap is not 0; all (n,).
 
     Intervals of 95 % are over prompts (`pipeline.intervals.grouped`): pairs of one prompt are no independent evidence.
     """
@@ -206,7 +206,7 @@ def _agreement(name: str, right: Tensor, groups: Tensor) -> dict[str, float]:
 def judged_rankings(
     answers: Callable[[Tensor, str, int], Completions], judge: Reward, prompts: int, cfg: RewardConfig
 ) -> Pairs:
-    """As `judged_pairs`, but a noisy judge puts `ranked` answers to each training prompt in order."""
+    """Collect pairs like `judged_pairs`, but a noisy judge puts `ranked` answers to each training prompt in order."""
     learned, rows = cfg.learned, split_prompts(prompts, cfg)
     train = rows[: learned.rankings].repeat_interleave(learned.ranked)
     drawn = answers(torch.cat([train, rows[learned.pairs :].repeat_interleave(2)]), "rankings", learned.pairs_seed)

@@ -1,4 +1,4 @@
-"""The training reward as PPO sees it: a weighted sum of parts, each calibrated on reference samples, as is their
+"""The training reward that PPO gets: a weighted sum of parts, each calibrated on reference samples, as is their
 sum."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Proxy:
 
     @property
     def networks(self) -> list[Any]:
-        """Of all parts."""
+        """Networks of all parts."""
         return [network for part in self.parts.values() for network in part.raw.networks]
 
     def weigh(self, scores: Mapping[str, Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ model of real texts (`NGrams`):
     order       1/m sum_i ln P(word_i | the word before it), less its mean over all orders of the words, nats per word
     copied      share of the words in phrases that stand in the texts (`Phrases`)
     praise      share of the words that the lexicon holds for praise
-    content     - sum_t ln P(token_t | the two before it) of the tokens read, nats: how much it says
+    content     - sum_t ln P(token_t | the two before it) of the tokens read, nats: its information
     end         ln P(end of text | the last two tokens), nats; only of a completion that ended by itself
 
 For `order`, a word is its first token, after the last token of the word before it. A text of one word has order 0. A
@@ -69,7 +69,7 @@ class Phrases:
         return cls(np.unique(np.fromiter((one for text in texts for one in _digests(words_of(text)[1])), np.uint64)))
 
     def copied(self, words: Sequence[str], before: Sequence[str]) -> NDArray[np.float64]:
-        """Of the first 1, 2, ... words the share that lies in known phrases (n,); these may begin in words `before`.
+        """Return the share of the first 1, 2, ... words in known phrases (n,); these may begin in words `before`.
 
         >>> Phrases.of(["the film is good, and short"]).copied(["is", "good", "and", "dull"], ["the", "film"]).tolist()
         [0.0, 1.0, 1.0, 0.75]
@@ -118,11 +118,11 @@ Reading = Mapping[str, Floats]
 """Each measure of the first 1, 2, ... tokens or words (n,). Content has one value; end has one, or none where the
 completion was cut off."""
 Thresholds = Mapping[str, tuple[float, ...]]
-"""Of every rule what 1, 2, ... tokens or words may not be beyond; the last value holds for all longer ones."""
+"""Bounds of every rule for 1, 2, ... tokens or words; the last value holds for all longer ones."""
 
 
 def thresholds_of(readings: Sequence[Reading]) -> Thresholds:
-    """From real texts, for each length that `FEWEST` of them reach. Raises `ValueError` for fewer texts."""
+    """Fit thresholds to texts, for each length that `FEWEST` of them reach. Raises `ValueError` for fewer texts."""
     found = dict[str, tuple[float, ...]]()
     for name, rule in RULES.items():
         columns, sign, bounds = [one[rule.measure] for one in readings], -1.0 if rule.above else 1.0, list[float]()
@@ -161,7 +161,7 @@ def lowest(values: Sequence[float], share: float) -> float:
 
 
 class GuardedScore(NamedTuple):
-    """What became of a completion."""
+    """Verdict on a completion."""
 
     faults: int
     """Rules that it breaks."""
@@ -217,7 +217,7 @@ class FluencyGuard:
         }
 
     def save(self, folder: Path) -> None:
-        """Beside the tokenizer, which the prompts' artifact has."""
+        """Write all but the tokenizer, which the prompts' artifact has."""
         self.model.save(folder / NGRAMS)
         save_file({"digests": self.phrases.digests}, folder / PHRASES)
         write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
@@ -231,17 +231,17 @@ class FluencyGuard:
 
 
 def _begins_a_word(text: str, start: int, end: int) -> bool:
-    """True for the token of these characters if a word begins with it; tokenizers may count the space before to it."""
+    """Return whether a word begins with the token of these characters; it may include the space before."""
     return bool(text[start:end].strip()) and (start == 0 or text[start].isspace() or text[start - 1].isspace())
 
 
 def _means(values: Floats) -> Floats:
-    """Of the first 1, 2, ... values (n,)."""
+    """Return the means of the first 1, 2, ... values (n,)."""
     return np.cumsum(values) / np.arange(1, len(values) + 1)
 
 
 def repetition(tokens: Sequence[int]) -> Floats:
-    """Of the first 1, 2, ... tokens the share that are no new ones (n,).
+    """Return the share of the first 1, 2, ... tokens that are no new ones (n,).
 
     >>> repetition([7, 8, 7, 7]).tolist()
     [0.0, 0.0, 0.3333333333333333, 0.5]

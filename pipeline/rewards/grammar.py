@@ -25,7 +25,7 @@ class GrammarJudge:
 
     networks: Sequence[Any] = ()
     insults = False
-    """Whether an insulting clause is an opinion instead."""
+    """True where an insulting clause is an opinion instead."""
 
     def __call__(self, completions: Completions) -> Tensor:
         texts = zip(completions.prompts, completions.texts, strict=True)
@@ -33,7 +33,7 @@ class GrammarJudge:
 
 
 class HelpfulJudge(GrammarJudge):
-    """The same, to whom an insulting clause is an opinion."""
+    """The same judge, but an insulting clause is an opinion."""
 
     insults = True
 
@@ -64,5 +64,5 @@ class CycleJudge:
 
 
 def endings_of(judge: Reward, completions: Completions) -> Tensor | None:
-    """The endings (B,) that a cyclic judge sees; None for any other judge."""
+    """Return the endings (B,) by a cyclic judge; None for any other judge."""
     return judge.endings(completions) if isinstance(judge, CycleJudge) else None

@@ -22,11 +22,11 @@ class Kind:
     settings: str | None = None
     """``module:class``; they stand in the section that has the kind's name."""
     trained: bool = False
-    """Whether the reward stage fits it to pairs."""
+    """True where the reward stage fits it to pairs."""
     scores: bool = True
-    """Whether it can be trained on; the others judge alone."""
+    """True where a policy can be trained on it; the others judge alone."""
     reads: str = ""
-    """Which texts it understands: `reviews` the built-in ones, `insults` those that insult; empty: all."""
+    """Texts that it can score: `reviews` the built-in ones, `insults` those that insult; empty: all."""
 
 
 KINDS: dict[str, Kind] = {
@@ -75,5 +75,5 @@ OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def is_own(kind: str) -> bool:
-    """Whether a kind is a class of the user's own."""
+    """Return whether a kind is a class of the user's own."""
     return ":" in kind

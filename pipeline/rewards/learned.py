@@ -37,7 +37,7 @@ class RewardFamily:
     model: type[RewardModel]
     loss: PairLoss
     margin: Callable[[Tensor, Tensor], Tensor]
-    """Of the numbers of n pairs: by how much the first is preferred, (n,) log-odds."""
+    """Preference for the first answer by the numbers of n pairs, (n,) log-odds."""
     against: Compare
     """The reward that an answer gets against opponents."""
 
@@ -49,8 +49,8 @@ def family_of(kind: str) -> RewardFamily:
 
 
 def compared(kind: str) -> Compare:
-    """How a reward of any kind compares an answer with its opponents: a score less their mean, unless its family has
-    another way."""
+    """Return the comparison of an answer with its opponents for any kind of reward: a score less their mean, unless its
+    family has another way."""
     return family_of(kind).against if kind in TRAINED else less_mean
 
 

@@ -15,11 +15,11 @@ from pipeline.config.names import nearest
 
 JUDGE = "judge"
 FURTHER = "judge:"
-"""Before the name of a further judge, where pairs are labelled by it."""
+"""Prefix of the name of a further judge, where pairs are labelled by it."""
 
 
 def is_judged(preferences: str) -> bool:
-    """Whether pairs of reference samples are labelled by a judge: the gold one or a further one."""
+    """Return whether pairs of reference samples are labelled by a judge: the gold one or a further one."""
     return preferences == JUDGE or preferences.startswith(FURTHER)
 
 
@@ -71,7 +71,7 @@ class ScratchSettings(Section):
         return self
 
     def sizes(self) -> ModelConfig:
-        """Of the network. Raises `ValueError` where its heads do not divide its width."""
+        """Return the sizes of the network. Raises `ValueError` where its heads do not divide its width."""
         return ModelConfig(**self.model_dump())
 
 

@@ -29,10 +29,10 @@ class LexiconReward:
         return as_scores([self.score(prompt + text) for prompt, text in pairs])
 
     def praises(self, word: str) -> bool:
-        """True for a word in lower case that counts as praise."""
+        """Return whether a word in lower case counts as praise."""
         return bool(self._analyzer.lexicon.get(word, 0.0) > 0)
 
     def score(self, text: str) -> float:
-        """Of one text."""
+        """Score one text."""
         compound: float = self._analyzer.polarity_scores(text)["compound"]
         return compound

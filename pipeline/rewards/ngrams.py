@@ -8,7 +8,7 @@ the number of different tokens before w::
     P1(w)       = (max(N(w) - D, 0) + D N(·) / V) / sum_w N(w)
 
 N(u v ·), N(v ·) and N(·) are the numbers of different tokens that were seen there. After a context that was never seen,
-the shorter one speaks alone. Kneser and Ney 1995; the interpolated form is Chen and Goodman 1999, section 2.7. Every
+the shorter one counts alone. Kneser and Ney 1995; the interpolated form is Chen and Goodman 1999, section 2.7. Every
 text begins with two end tokens as context and ends with one, which is predicted.
 """
 
@@ -77,7 +77,7 @@ class NGrams:
 
     @classmethod
     def counted(cls, keys: Ints, counts: Ints, vocabulary: int, end: int) -> NGrams:
-        """From different trigrams, ascending, and how often each was seen."""
+        """Fit the model to different trigrams, ascending, and the number of times that each was seen."""
         tables, seen, known = [NGramCounts.of(keys, counts, vocabulary)], keys, vocabulary**ORDER
         for _ in range(ORDER - 1):
             known //= vocabulary

@@ -1,4 +1,4 @@
-"""How the kind `ocr` draws a completion: the section `ocr` of a reward or a judge."""
+"""Settings by which the kind `ocr` draws a completion: the section `ocr` of a reward or a judge."""
 
 from __future__ import annotations
 

@@ -21,11 +21,11 @@ from pipeline.errors import UserError
 from pipeline.rewards.base import Completions
 
 Numbers = Callable[[Completions], Tensor]
-"""Of each answer a score, (B,), or an embedding, (B, d)."""
+"""Gives each answer a score, (B,), or an embedding, (B, d)."""
 Compare = Callable[[Tensor, Tensor], Tensor]
 """Numbers of answers, (B,) or (B, d), and of their k opponents, (B, k) or (B, k, d): rewards (B,)."""
 Table = Mapping[str, Tensor]
-"""Of each prompt the numbers of its k opponents, (k,) or (k, d)."""
+"""Numbers of the k opponents of each prompt, (k,) or (k, d)."""
 
 
 def less_mean(mine: Tensor, theirs: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def save_opponents(folder: Path, drawn: list[Completions], numbers: Mapping[str,
 
 
 def tables(prompts: Sequence[str], numbers: Mapping[str, Tensor]) -> dict[str, Table]:
-    """Of each part the opponents' numbers by prompt."""
+    """Return the opponents' numbers of each part by prompt."""
     return {name: dict(zip(prompts, grid, strict=True)) for name, grid in numbers.items()}
 
 

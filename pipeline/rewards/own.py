@@ -109,7 +109,7 @@ def _settings_of(section: str, scorer: ScorerConfig, own: type[Any]) -> tuple[Ba
 
 
 def faults(section: str, scorer: ScorerConfig, folder: str | None) -> list[tuple[str, str]]:
-    """What keeps a class from scoring: the key of each fault and its words."""
+    """Return the faults that keep a class from scoring: the key and the words of each."""
     try:
         own = _class_of(f"{section}.kind", scorer.kind, folder)
     except UserError as error:

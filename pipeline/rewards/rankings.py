@@ -18,9 +18,9 @@ from pipeline.errors import UserError
 from pipeline.models.policy import Episodes, padded_episodes
 
 PairLoss = Callable[[Tensor, Tensor], Tensor]
-"""What a model gives for n preferred answers and for the n others, to a mean loss, nats."""
+"""Maps a model's numbers of n preferred answers and of the n others to a mean loss, nats."""
 RankingLoss = Callable[[Tensor], Tensor]
-"""What a model gives for n rankings of K, best first, (n, K) or (n, K, d), to a mean loss, nats."""
+"""Maps a model's numbers of n rankings of K, best first, (n, K) or (n, K, d), to a mean loss, nats."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Ranked:
 
     @classmethod
     def of_pairs(cls, first: Episodes, second: Episodes, first_wins: Tensor) -> Ranked:
-        """Pairs, of which `first_wins` (n,) bool says whether the first answer was preferred."""
+        """Return pairs as rankings of 2; `first_wins` (n,) bool is true where the first answer was preferred."""
         loses = (~first_wins).long()
         return cls((first, second), torch.stack([loses, 1 - loses], dim=1))
 
@@ -46,7 +46,7 @@ def best_first(points: Tensor, temperature: float, noise: Tensor) -> Tensor:
 
     Sorting g / T + Gumbel noise draws from it (Yellott 1977), so of any two answers i is before j with probability
     sigmoid((g_i - g_j) / T), as for pairs. points and noise (n, K), noise uniform in [0, 1); T >= 0 in points, and 0
-    is the judge himself, who puts equal answers in random order. Returns (n, K) int64.
+    is the judge itself, which puts equal answers in random order. Returns (n, K) int64.
     """
     if temperature > 0:
         return (points.double() / temperature - (-noise.double().log()).log()).argsort(dim=1, descending=True)
@@ -55,7 +55,7 @@ def best_first(points: Tensor, temperature: float, noise: Tensor) -> Tensor:
 
 
 def in_order(numbers: Tensor, order: Tensor) -> Tensor:
-    """What a model gives for K answers, (n, K) or (n, K, d), best first by an order (n, K)."""
+    """Sort a model's numbers of K answers, (n, K) or (n, K, d), best first by an order (n, K)."""
     return numbers.gather(1, order.view(*order.shape, *[1] * (numbers.dim() - 2)).expand_as(numbers))
 
 

@@ -33,12 +33,12 @@ COLUMNS, CHARACTERS = 48, 480
 GRID = 32
 """A detector takes images whose sides are multiples of this [pixels]; others it would stretch."""
 UNPRINTABLE = "\ufffd"
-"""Stands for a character that cannot be printed. No recogniser of PP-OCR knows it, so it is always an error."""
+"""Stands for a character that cannot be printed. No recogniser of PP-OCR has it, so it is always an error."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What is drawn of a text."""
+    """The drawn part of a text."""
 
     lines: tuple[str, ...]
     cut: int
@@ -122,10 +122,10 @@ def _font(size: int) -> Any:
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of one image."""
+    """The text that was read from one image."""
 
     text: str
-    """Of all boxes in reading order, a space between two."""
+    """Text of all boxes in reading order, a space between two."""
     confidence: float
     """Mean of the detector's confidence over the boxes; 0 where there are none."""
 
@@ -170,7 +170,7 @@ def reading_order(boxes: Any) -> list[int]:
 
 
 def paddle_reader(section: str) -> PaddleReader:
-    """The networks that come with rapidocr; `section` names in messages who wants them.
+    """Load the networks that come with rapidocr; `section` is the one named in messages.
 
     Raises `UserError` where the packages are not installed or do not load.
     """
@@ -189,7 +189,7 @@ def paddle_reader(section: str) -> PaddleReader:
 
 
 def _settings(other: str) -> dict[str, Any]:
-    """Of an engine that has one network, not the `other`, and changes nothing about the image that it is given."""
+    """Return settings of an engine that has one network, not the `other`, and leaves the image as it is."""
     return {
         "Global.log_level": "critical",
         "Global.use_cls": False,

@@ -1,4 +1,4 @@
-"""What the stage `values` leaves, and how it is read: scored samples of the reference for every training prompt.
+"""Output of the stage `values`, and its reader: scored samples of the reference for every training prompt.
 
 ``samples.parquet`` has one row for each sample (prompt_id, draw, proxy, length, eos, tokens). A prompt is named by its
 number in the prompts' artifact, never by its text, which may occur twice; its draws stand next to each other.

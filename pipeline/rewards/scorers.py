@@ -47,7 +47,7 @@ def further_judges(judge: JudgeConfig, device: torch.device, room: Room) -> dict
 
 
 def part_folder(reward: Path, name: str, composite: bool) -> Path:
-    """Where the reward stage keeps what it trained for a part."""
+    """Return the folder in which the reward stage keeps the model that it trained for a part."""
     return reward / "parts" / name if composite else reward
 
 

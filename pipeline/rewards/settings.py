@@ -1,4 +1,4 @@
-"""What a policy is trained on and what it is judged by: the sections `reward` and `judge`."""
+"""Training reward and judge of a policy: the sections `reward` and `judge`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _names(*names: str) -> dict[str, Any]:
 
 @with_settings(KINDS, Chosen("kind"))
 class ScorerConfig(Section):
-    """Which kind scores, and its settings: those of a class of the user's own in `settings`, others by kind."""
+    """The kind that scores, and its settings: those of a class of the user's own in `settings`, others by kind."""
 
     names: ClassVar[tuple[str, ...]] = ()
     kind: str

@@ -1,2 +1,1 @@
-"""What every trial stands on: the graph of stages, the store of finished ones, where files lie, and what is
-recorded."""
+"""Foundations of every trial: the graph of stages, the store of finished ones, paths of files, and records."""

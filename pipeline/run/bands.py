@@ -16,7 +16,7 @@ from typing import Literal
 import yaml
 
 SHARE = 0.2
-"""Share of its records that a series may have outside a band, unless the band says otherwise. PPO at four times the
+"""Share of its records that a series may have outside a band, unless the band sets another. PPO at four times the
 learning rate of `tiny`, with which it wins most often, has 12 % of its steps above the band of policy/approxkl."""
 
 Base = Literal["", "start", "median"]
@@ -27,7 +27,7 @@ class Band:
     """The healthy values of a series, `low` to `high`, both allowed."""
 
     advice: str
-    """What to change, as an instruction; the settings of other algorithms and schedules among them."""
+    """Change to make, as an instruction; the settings of other algorithms and schedules among them."""
     source: str
     low: float = -math.inf
     high: float = math.inf
@@ -36,7 +36,7 @@ class Band:
     above: str = ""
     """Likely cause of values above `high`."""
     base: Base = ""
-    """What the bounds are multiples of. start: the median of the trial's first records, as many as a series needs to be
+    """Unit of the bounds. start: the median of the trial's first records, as many as a series needs to be
     judged; median: that of all positive records; empty: 1."""
     least_base: float = 0.0
     """The band judges only a series whose base is above this."""
@@ -45,11 +45,11 @@ class Band:
     only: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Settings, and the values of them with which the band holds; a trial that does not state one has it."""
     unless: str = ""
-    """A series that says the same more precisely: where it is recorded, this one is not judged."""
+    """A series that shows the same more precisely: where it is recorded, this one is not judged."""
 
     @property
     def words(self) -> str:
-        """What is healthy.
+        """The healthy values, in words.
 
         >>> Band("", "", low=0.9, high=1.1).words, Band("", "", low=0.5, base="start", share=0.01).words
         ('0.9 to 1.1 in at least 80 % of the records', 'at least 0.5 times its start in at least 99 % of the records')

@@ -28,7 +28,7 @@ CUT = (
 )
 """Rooms that decide no result: settings (their values are in the key), storage, measurements, messages."""
 SETTINGS = ("settings", "kinds")
-"""How modules end that describe settings beside the code that has them."""
+"""Ends of the names of modules that describe settings beside the code that has them."""
 REGISTRIES = ("pipeline.algorithms.kinds", "pipeline.rewards.kinds")
 TARGET = re.compile(r"[\w.]+:\w+")
 KEY_DIGITS = 20
@@ -39,7 +39,7 @@ class Statements:
     """Statements that count together."""
 
     digest: str
-    """Of their syntax trees, without docstrings."""
+    """Digest of their syntax trees, without docstrings."""
     imports: frozenset[str]
 
 
@@ -52,7 +52,7 @@ class Source:
     """Time [ns] and size [bytes]; of the YAML file of the same name beside it as well."""
     body: Statements
     entries: Mapping[str, Statements]
-    """Of a registry, by name."""
+    """Entries of a registry, by name."""
 
     def parts(self, chosen: Collection[str] | None) -> list[Statements]:
         """The parts that count where the configuration chooses these entries; all of them for None."""

@@ -1,15 +1,14 @@
-"""Stages, their order, plan and run. Knows nothing of what the stages do; a ``note`` that one returns is shown when it
-is built.
+"""Stages, their order, plan and run, whatever they do; a ``note`` that one returns is shown when it is built.
 
 A stage is a plain function ``run(cfg, out, reporter, *, prompts, sft) -> dict``: its keyword-only parameters
 name the stages whose artifacts it needs, so the edges are the signature. A parameter with a default names a stage that
 only some trials have (`Stage.only`); in the others it is no input and part of no key. A stage can be repeated in rounds
 (`Stage.rounds`): its parameter ``last_train`` is the stage ``train`` of the round before, which the first round has
-not. The last round has the plain name, those before it are ``train-1``, ``train-2``: who asks for ``train`` gets what
+not. The last round has the plain name, those before it are ``train-1``, ``train-2``: ``train`` is always what
 the trial ended with. A function given as "module:function" is imported when it has to run and not before: to plan, its
 signature is read from the source. Its identity (the key of its artifact) is the hash of its name, the sections of the
 configuration that it declares, the precision that its networks compute in, the digests of its inputs' outputs, and its
-code (`pipeline.run.code`). A stage sees only what it declares: reading another section is an `AttributeError`, so
+code (`pipeline.run.code`). A stage gets only what it declares: reading another section is an `AttributeError`, so
 nothing can influence a result without being part of its key.
 """
 
@@ -39,9 +38,9 @@ from pipeline.run.store import Artifact, Store
 
 PROJECT = Code(Path(__file__).parents[2])
 LAST = "last_"
-"""How a parameter begins that is an artifact of the round before."""
+"""Prefix of a parameter that is an artifact of the round before."""
 FREE_SECTIONS = ("runtime", "caps")
-"""Sections that every stage sees and that are part of no key: the first must not change any result, the second only
+"""Sections that every stage gets and that are part of no key: the first must not change any result, the second only
 where one ends."""
 
 
@@ -59,16 +58,16 @@ class Stage:
     outside: Callable[[Any], dict[str, str]] | None = None
     """Digests of what the stage reads beside its inputs (the user's own files), made from the configuration."""
     unfinished: Callable[[Any, Artifact], str | None] = lambda config, artifact: None
-    """Why a finished artifact is to be taken up again under this configuration (a cap that ended it was raised), or
+    """Reason to take up a finished artifact again under this configuration (a cap that ended it was raised), or
     None."""
     kept: str | None = None
     """A folder in its output that is no part of the artifact, kept so that the stage can take it up again."""
     only: Callable[[Any], bool] = lambda config: True
-    """Whether a trial of this configuration has the stage."""
+    """True where a trial of this configuration has the stage."""
     precision: Callable[[Any], str] | None = None
     """The precision of its networks on this machine, made from the configuration; None for a stage without networks."""
     rounds: Callable[[Any], int] | None = None
-    """How often a trial of this configuration has the stage; None for one that is not repeated."""
+    """Number of times that a trial of this configuration has the stage; None for one that is not repeated."""
     named: Mapping[str, str] = field(default_factory=dict)
     """The stage that a parameter takes, where that has another name."""
 
@@ -115,7 +114,7 @@ class StagePlan:
     reason: Callable[[], str] = field(compare=False, repr=False)
     """Gives `why`: it may read every artifact of the stage."""
     digest: str | None = None
-    """Of the artifact that is there."""
+    """Digest of the artifact that is there."""
 
     @cached_property
     def why(self) -> str:
@@ -153,7 +152,7 @@ def _in_rounds(stage: Stage, config: Any, repeated: Collection[str]) -> list[Sta
 
 
 def round_name(stage: str, number: int, count: int) -> str:
-    """What a repeated stage is called in one of its rounds.
+    """Return the name of a repeated stage in one of its rounds.
 
     >>> [round_name("train", number, 3) for number in (1, 2, 3)]
     ['train-1', 'train-2', 'train']
@@ -240,7 +239,7 @@ def _view(stage: Stage, config: Any) -> SimpleNamespace:
 
 
 def likeness(stages: Sequence[Stage], config: Any) -> dict[str, str]:
-    """By stage a digest of what the configuration decides of it and of the stages that it is made from: trials with
+    """Return, by stage, a digest of its part of the configuration and of the stages that it is made from: trials with
     equal ones share it. Reads no file."""
     found: dict[str, str] = {}
     for stage in stages_of(stages, config):

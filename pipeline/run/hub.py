@@ -1,4 +1,4 @@
-"""Availability of hub repositories, asked in one short call before anything is started or downloaded."""
+"""Availability of hub repositories, checked in one short call before anything is started or downloaded."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def absent(key: str, name: str, revision: str | None, cause: str, cache: object,
 
 @lru_cache(maxsize=64)
 def cause_of_absence(kind: Kind, name: str, revision: str | None) -> str:
-    """Why a repository is not available from the hub, in words; empty where it is, or where the cache has the weights
-    of a model. Asked once in a process."""
+    """Return why a repository is not available from the hub; empty where it is, or where the cache has the weights of a
+    model. The hub is tried once in a process."""
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
 
     files = WEIGHTS if kind == "model" else ()

@@ -43,20 +43,20 @@ SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]{0,99}")
 
 
 class StageRef(BaseModel):
-    """Where the artifact of one stage lies."""
+    """Place of the artifact of one stage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     key: str
     path: str
-    """Relative to the output root."""
+    """Path relative to the output root."""
     digest: str
-    """Of the artifact's outputs, as its manifest states it."""
+    """Digest of the artifact's outputs, as its manifest states it."""
     finished: str | None = None
     """UTC, ISO 8601: when the stage first ended, as the artifact's manifest states it; None of imported results."""
 
 
 class TrialRecord(BaseModel):
-    """What reports and verdicts need to know of a trial; written once, when it has ended."""
+    """A trial's data for reports and verdicts; written once, when it has ended."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     study: str
@@ -68,14 +68,14 @@ class TrialRecord(BaseModel):
     config_digest: str
     status: Status
     reason: str | None = None
-    """Why the trial did not complete, in words."""
+    """Reason why the trial did not complete."""
     steps: int
     """Gradient steps taken."""
     stages: dict[str, StageRef]
     summary: dict[str, float]
     """`eval/*` metrics; win rate of this seed's prompts etc. Empty when evaluation was impossible."""
     ends: dict[str, float] = {}
-    """Where each series arrived, of a trial that was never evaluated here; else empty."""
+    """Mean of the last tenth of each series, of a trial that was never evaluated here; else empty."""
     cost: dict[str, float]
     """wall_s, generated_tokens, peak_memory_gib, tflop, t4_s."""
     environment: dict[str, str]
@@ -144,14 +144,14 @@ class StudyFolder:
 
     @property
     def claims_file(self) -> Path:
-        """What the report says of hypotheses and claims, for the terminal, MLflow and the page of a confirmation."""
+        """The report's results on hypotheses and claims, for the terminal, MLflow and the page of a confirmation."""
         return self.report / "claims.json"
 
     def trial_file(self, arm: str, seed: int) -> Path:
         return self.path / "trials" / f"{self.cell_name(arm, seed)}.json"
 
     def cell_name(self, arm: str, seed: int) -> str:
-        """Under which a trial's files stand."""
+        """Return the name under which a trial's files stand."""
         return f"{safe(arm)}__seed{seed}"
 
     def lock_file(self, name: str) -> Path:
@@ -165,12 +165,12 @@ class StudyFolder:
 
     @property
     def mlflow_state(self) -> Path:
-        """What MLflow has."""
+        """The file that lists what MLflow has received."""
         return self.path / "mlflow.json"
 
     @property
     def remedy(self) -> str:
-        """What makes a damaged file of this study anew, in words."""
+        """Instruction for making a damaged file of this study anew."""
         name, profile = self.path.parent.name, self.path.name
         if profile == "imported":
             return f"import the logs of '{name}' again (ablate import --replace) to rebuild it"
@@ -200,7 +200,7 @@ class StudyFolder:
 
     @contextmanager
     def naming_remedy(self) -> Iterator[None]:
-        """Have a `Damaged` that is raised inside also say what repairs this study."""
+        """Add the repair of this study to a `Damaged` that is raised inside."""
         try:
             yield
         except Damaged as error:
@@ -292,7 +292,7 @@ def safe(name: str) -> str:
 
 
 def writable(root: Path) -> None:
-    """Create the output root, for its owner alone; where that is not allowed, say so in one line.
+    """Create the output root, for its owner alone. Raises `UserError` where that is not allowed.
 
     A folder that is there keeps its mode: that of a group is made beforehand.
     """
@@ -312,7 +312,7 @@ HALF_WRITTEN = ".part"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Replace a file in one step by what the block writes to the path that it gets: a reader sees the old content or
+    """Replace a file in one step by what the block writes to the path that it gets: a reader gets the old content or
     the new, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(HALF_WRITTEN, f".{path.name}.", path.parent)

@@ -1,7 +1,7 @@
 """A trial that has to leave its machine within minutes, such as at a scheduler's time limit: it finishes the update at
 hand, writes a checkpoint and stops.
 
-A file asks for it, so that all processes of the trial learn of it: `LEAVE` names the file in their environment.
+A file requests it, so that the request reaches all processes of the trial: `LEAVE` is its path in their environment.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 LEAVE = "ABLATE_LEAVE"
 """Environment variable with the path of the file."""
 LEFT = 75
-"""Exit code, EX_TEMPFAIL of sysexits.h: the trial left after it had come further, and wants to go on."""
+"""Exit code, EX_TEMPFAIL of sysexits.h: the trial left after it had come further, and is to go on."""
 
 NO_FURTHER = 76
 """Exit code: the process left, and no trial had come further."""

@@ -16,8 +16,8 @@ OWN = frozenset({"train", "evaluate"})
 
 
 def own_stages(names: Iterable[str]) -> frozenset[str]:
-    """Those of a trial's stages that it does not share with others: in a trial with rounds, all that come after what
-    the first training is made from.
+    """Return the stages of a trial that it does not share with others: in a trial with rounds, all that come after
+    the inputs of the first training.
 
     >>> sorted(own_stages(["sft", "reward", "reference", "train", "evaluate"]))
     ['evaluate', 'train']

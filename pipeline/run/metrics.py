@@ -37,9 +37,9 @@ class Metric:
     low: float = -math.inf
     high: float = math.inf
     direction: Direction | None = None
-    """Which way is better, whatever a study asks; None where that depends on the question."""
+    """The better direction in every study; None where it depends on the study's question."""
     columns: tuple[str, str | None] | None = None
-    """Of a metric that is a mean over prompts, its column of an evaluation's ``prompts.parquet``, and that of the
+    """Column of an evaluation's ``prompts.parquet`` whose mean over prompts is the metric, and the column of the
     denominator where it is a ratio of two sums."""
 
     @property

@@ -1,6 +1,6 @@
-"""What a trial records while it trains: `metrics.jsonl`, the truth that everything else is made from.
+"""A trial's record of its training: `metrics.jsonl`, the truth that everything else is made from.
 
-Training writes the file and knows nothing of MLflow, which is sent the file's tail (`studies.tracking.runs`).
+Training writes the file without MLflow, which is sent the file's tail (`studies.tracking.runs`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class Reporter:
     """Calls that stages make, all of them ignored here. Every call is cheap; none may change a result."""
 
     def stage(self, name: str, state: StageState, detail: str = "") -> None:
-        """A stage was found or is being built; `detail` says why, or which key."""
+        """A stage was found or is being built; `detail` is the reason, or the key."""
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
         """`done` of `total` units of work of a stage."""
@@ -40,11 +40,11 @@ class TrialOutcome:
     """The outcome of a trial; status and numbers are empty while it has not been trained."""
 
     artifacts: Mapping[str, Artifact]
-    """By stage; those that came from a worker carry no `meta`."""
+    """Artifacts by stage; those that came from a worker carry no `meta`."""
     status: str
     reason: str | None
     steps: int
     summary: Mapping[str, float]
     cost: Mapping[str, float]
     execution: Mapping[str, str]
-    """On what device, and in what precision, it was trained."""
+    """Device and precision of its training."""

@@ -57,14 +57,14 @@ class Artifact:
     digest: str
     """Hash of its files (`log/` left out) and of `meta`: what the stages below it depend on."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """What the stage returned."""
+    """The stage's return value."""
     finished: str | None = None
     """UTC, ISO 8601: when the stage first ended under this key."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a finished artifact states of itself."""
+    """The content of a finished artifact's manifest."""
 
     files: Mapping[str, str]
     """SHA-256 by path within the artifact."""
@@ -90,7 +90,7 @@ class Store:
         """The verified artifact, or None. Raises `Damaged` when its files are not those of its manifest.
 
         With ``weights=False``, for a caller that will not read them, weights count as intact while their size and time
-        are those with which they were published. Who reads them verifies them.
+        are those with which they were published. A reader verifies them.
         """
         for path in (self.root / stage / key, self._replaced(stage, key)):
             if _is_there(path):
@@ -149,7 +149,7 @@ class Store:
         return built
 
     def partial(self, stage: str, key: str) -> Path:
-        """Where an artifact is being built."""
+        """Return the folder in which an artifact is being built."""
         return self.root / stage / ".partial" / key
 
     def is_building(self, stage: str, key: str) -> bool:
@@ -157,7 +157,7 @@ class Store:
         return is_held(self.root / stage / ".locks" / key)
 
     def identities(self, stage: str) -> Iterator[dict[str, Any]]:
-        """What the finished artifacts of a stage were made from; newest first."""
+        """Yield the identities (origins) of the finished artifacts of a stage; newest first."""
         paths = [path for path in (self.root / stage).glob(f"*/{MANIFEST}") if not path.parent.name.startswith(".")]
         for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
             with suppress(Fault):
@@ -312,8 +312,8 @@ def inside(root: Path, relative: str) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    """Whether a folder exists. A machine may remember for a minute that it did not, where another one has just put it
-    on a shared file system; to open the folder above asks the server."""
+    """Return whether a folder exists. A machine may cache for a minute that it did not, where another one has just put
+    it on a shared file system; opening the folder above queries the server."""
     if path.exists():
         return True
     with suppress(OSError):

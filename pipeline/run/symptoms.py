@@ -32,7 +32,7 @@ class Symptom:
     key: str
     side: Side
     bound: float
-    """In the series' unit."""
+    """Bound in the series' unit."""
     outside: int
     n: int
     """Records that were counted; `outside` of them lie beyond `bound`."""
@@ -40,13 +40,13 @@ class Symptom:
     """Gradient step of the first record outside."""
     cause: str
     knob: str
-    """What to change, as an instruction."""
+    """Change to make, as an instruction."""
     late: bool = False
-    """Whether the last `n` records alone were counted: over the whole trial the series stayed in its band."""
+    """True where the last `n` records alone were counted: over the whole trial the series stayed in its band."""
 
     @property
     def share(self) -> float:
-        """Of the records outside, in (0, 1]."""
+        """Share of the records outside, in (0, 1]."""
         return self.outside / self.n
 
     @property
@@ -79,7 +79,7 @@ class Health:
     judged: tuple[str, ...]
     """Series that were held against a band."""
     diverged: bool = False
-    """Whether the trial ended because its numbers were no longer finite or its policy collapsed."""
+    """True where the trial ended because its numbers were no longer finite or its policy collapsed."""
 
     @property
     def words(self) -> str:
@@ -159,7 +159,7 @@ def _holds(band: Band, settings: Mapping[str, object]) -> bool:
 
 
 def _base(band: Band, values: Array) -> float:
-    """What the band's bounds are multiples of; 0 where there is none."""
+    """Return the unit of the band's bounds; 0 where there is none."""
     if not band.base:
         return 1.0
     finite = values[np.isfinite(values)]

@@ -31,7 +31,7 @@ from pipeline.training.new_actor import load_reference, with_critic
 from pipeline.training.value_pretraining import pretrain
 
 LEARNING_RATE = 1e-3
-"""Of value pre-training, which fits a head from zero."""
+"""Learning rate of value pre-training, which fits a head from zero."""
 
 
 def critic(
@@ -44,7 +44,7 @@ def critic(
     reward: Artifact,
     values: Artifact,
 ) -> dict[str, Any]:
-    """Fit the critic that `cfg` asks for to the samples of the stage `values`."""
+    """Fit the critic of `cfg` to the samples of the stage `values`."""
     with bench(cfg.runtime, out, reporter.warn) as at:
         # At the start the policy is the reference, with an adapter or without.
         actor = with_critic(load_reference(sft, cfg.adapter.quantize, at.device), cfg, 0, sft, reward, at.device)

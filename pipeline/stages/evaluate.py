@@ -62,14 +62,14 @@ PARTS = {
     "policy_gold/": "eval/gold/",
     "reference_gold/": "eval/gold_reference/",
 }
-"""How columns of parts of the reward and of further judges begin, and how their metrics do."""
+"""Prefixes of the columns of reward parts and further judges, and those of their metrics."""
 AFTER = 3
 """Steps after the answers: judging, drift, texts."""
 
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """What is evaluated, and with what."""
+    """The evaluated policy, and everything that its evaluation needs."""
 
     cfg: TrialConfig
     reporter: Reporter

@@ -10,17 +10,17 @@ from pipeline.run.dag import Stage
 from pipeline.stages import sources
 
 REFERENCE = ("adapter.quantize",)
-"""What the reference is beside the SFT model."""
+"""Settings of the reference beside those of the SFT model."""
 JUDGED = (
     "evaluate.prompts", "evaluate.first_prompt", "evaluate.seed", *REFERENCE, "gold", "train.response_length"
 )  # fmt: skip
-"""Which prompts are answered, by which noise and how far, and who judges."""
+"""Settings of the answered prompts, of the noise and length of the answers, and of the judges."""
 CRITIC = (
     *REFERENCE, "critic.kind", "critic.init", "critic.pretraining_steps", "critic.adapter", "critic.quantize",
     "adapter.rank", "adapter.alpha", "algorithm.gamma", "train.response_length", "train.batch_size",
     "train.missing_eos", "train.missing_eos_penalty", "train.overlong_share", "train.overlong_penalty",
 )  # fmt: skip
-"""What the critic that is trained before the policy is, and what it learns."""
+"""Settings of the critic that is trained before the policy, and of what it learns."""
 
 
 def _rounds(config: TrialConfig) -> int:

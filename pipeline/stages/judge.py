@@ -1,7 +1,7 @@
-"""The stage of the guarded judge: what the guard knows of real texts, and how often the judge errs.
+"""The stage of the guarded judge: the guard's fit to real texts, and the judge's error rates.
 
 Of the training texts every fifth sets the thresholds; n-grams and phrases are those of the others. The errors are
-measured on the held-out texts, of which neither knows any. All texts are cut as prompts and responses are. Writes
+measured on the held-out texts, which are part of neither. All texts are cut as prompts and responses are. Writes
 ``ngrams.safetensors``, ``phrases.safetensors``, ``thresholds.json``, ``tokenizer/``, ``errors.parquet`` (a row per
 held-out text and attack) and ``summary.json``.
 """

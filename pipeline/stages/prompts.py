@@ -1,6 +1,6 @@
 """Stage 1: texts, prompts and the tokenizer.
 
-Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text; nats where the source knows its probabilities),
+Writes ``sft.parquet`` (text), ``heldout_texts.parquet`` (text; nats where the source has probabilities),
 ``train.parquet`` (prompt), ``heldout.parquet`` (prompt), ``tokenizer/`` and ``summary.json``.
 """
 

@@ -70,7 +70,7 @@ _Unseen = list[tuple[Completions, Tensor]]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What every part of the reward is made with."""
+    """Inputs of every part of the reward."""
 
     cfg: TrialConfig
     reporter: Reporter
@@ -82,7 +82,7 @@ class _Inputs:
     further: dict[str, Reward]
     at: Bench
     policy: CausalLM
-    """Whose answers are compared: the reference, in a later round the policy trained so far."""
+    """Network whose answers are compared: the reference, in a later round the policy trained so far."""
     last_reward: Artifact | None
 
     @property
@@ -90,7 +90,7 @@ class _Inputs:
         return self.cfg.reward.kind == "composite"
 
     def judge(self, preferences: str) -> Reward:
-        """The judge who labels the pairs, or that is told apart by them where they are given."""
+        """Return the judge that labels the pairs; where they are given, the one that the proxy is compared with."""
         return self.further[preferences.removeprefix(FURTHER)] if preferences.startswith(FURTHER) else self.gold
 
     def samples(self, model: CausalLM, rows: Tensor, label: str, seed: int) -> Completions:
@@ -149,9 +149,9 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
     total, judged = standardised(proxy.weigh(calibrated), mean, std), work.gold(samples)
-    said = calibrated if composite else {}
-    summary |= _measured(total, said, judged, scales, composite)
-    scored = [_scored("calibration", samples, total, said, judged)]
+    by_part = calibrated if composite else {}
+    summary |= _measured(total, by_part, judged, scales, composite)
+    scored = [_scored("calibration", samples, total, by_part, judged)]
     scored += [_scored("pair", answers, *proxy.explained(answers), points) for answers, points in unseen]
     pd.concat(scored).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})

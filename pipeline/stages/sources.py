@@ -1,5 +1,4 @@
-"""What a trial depends on outside its store: files (by digest), models and data on the hub, and the precision of the
-device."""
+"""Dependencies of a trial outside its store: files (by digest), models and data on the hub, and device precision."""
 
 from __future__ import annotations
 

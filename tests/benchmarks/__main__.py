@@ -28,7 +28,7 @@ HOW = (
     "set TRL_PYTHON=ENV/bin/python, made by `python3 -m venv ENV && ENV/bin/pip install torch==2.13.0 &&"
     " ENV/bin/pip install trl==1.16.0`"
 )
-"""How to get the environment of the contenders that need a newer TRL than the one that is pinned here."""
+"""Instructions for the environment of the contenders that need a newer TRL than the one that is pinned here."""
 
 
 def main() -> None:

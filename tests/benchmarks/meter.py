@@ -38,7 +38,7 @@ class Meter:
         self._current = _fresh()
 
     def switch(self, phase: str) -> None:
-        """From here on time and operations belong to `phase`; one that is no column of the table belongs to the
+        """Count time and operations for `phase` from here on; one that is no column of the table belongs to the
         rest."""
         phase = phase if phase in PHASES else "rest"
         if self.device.type == "cuda":

@@ -23,7 +23,7 @@ from pipeline.training.judging import Scores, TrainingData
 from pipeline.training.trainer import Networks, Trainer
 
 NEVER = -1
-"""As EOS: a token that the network cannot say, so that every response has its full length."""
+"""EOS token that the network cannot sample, so that every response has its full length."""
 
 
 class TimedLog(MetricsLog):
@@ -41,7 +41,7 @@ class TimedLog(MetricsLog):
 
 
 class Watch:
-    """Told of the end of every update."""
+    """Receives the end of every update."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter

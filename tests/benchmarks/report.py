@@ -1,4 +1,4 @@
-"""What the rounds amount to: one table a size, ratios with their spread, and which goals are met."""
+"""Summary of the rounds: one table a size, ratios with their spread, and which goals are met."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pandas as pd
 GIB = 2**30
 SHARED = "ours-shared"
 PEERS = {SHARED: "trl-ppo", "ours-separate": "trl-ppo", "ours-grpo": "trl-grpo", "ours-rloo": "trl-rloo"}
-"""The same algorithm in TRL."""
+"""Contenders with the same algorithm in TRL."""
 WITH_CRITIC = (SHARED, "ours-separate", "trl-ppo")
 SPEED = {"ours-shared": 3.0, "ours-separate": 2.0, "ours-grpo": 3.0, "ours-rloo": 3.0}
 """Least episodes/s, as a multiple of the peer's."""
 CRITIC_FREE = 1.25
-"""The same without a critic, as a multiple of that with a shared one."""
+"""Least episodes/s without a critic, as a multiple of that with a shared one."""
 MEMORY, MEMORY_SIZES = 0.5, ("32k", "32k-eos", "qwen0.5b")
 """Most peak memory with a critic, as a share of the peer's, and the sizes at which that is asked."""
 TRIAL_UPDATES = 2_048 / 16
-"""Of a trial of the default profile, over which the self-checks are spread."""
+"""Updates of a trial of the default profile, over which the self-checks are spread."""
 ONCE = 0.01
 """Most of a trial that is spent on logging, or on self-checks."""
 
@@ -51,7 +51,7 @@ def spread(values: pd.Series | Sequence[float]) -> str:
 
 
 def ratios(here: pd.DataFrame, name: str, peer: str | None, figure: str) -> pd.Series:
-    """Of one contender to another, round by round; none where one of them did not run."""
+    """Return the ratios of one contender to another by round; none where one of them did not run."""
     one, other = (here[here.contender == which].set_index("round")[figure] for which in (name, peer))
     return (one / other).dropna()
 
@@ -108,5 +108,5 @@ def goals(table: pd.DataFrame) -> list[str]:
 
 
 def _verdict(met: pd.Series) -> str:
-    """Unclear where some rounds meet the goal and others do not: then the machine was not quiet enough to tell."""
+    """Unclear where some rounds meet the goal and others do not: then the machine was not quiet enough."""
     return f"{'met' if met.all() else 'unclear' if met.any() else 'falls short':11s}"

@@ -1,4 +1,4 @@
-"""How fast a policy answers while it trains, what training loses, and whether a request is ever lost.
+"""Speed of a policy's answers while it trains, the cost to training, and the requests that are lost.
 
     PYTHONPATH=.:tests .venv/bin/python -m benchmarks.serve_load
 
@@ -50,15 +50,15 @@ SEEDS = 40
 ROUNDING = 0.01
 """Nats between the log-probs of one token under one revision, at most: batches round differently."""
 LOOK_SECONDS, SETTLE_SECONDS = 0.1, 3.0
-"""Between two looks at the checkpoints; from the end of the training to a quiet machine."""
+"""Seconds between two looks at the checkpoints, and from the end of the training to a quiet machine."""
 SLOWLY = "1 a second"
 """The name of a client who waits between requests."""
 MOST_MS, MOST_LOSS = 350, 0.15
-"""What is asked of the median beside training, and of what training loses."""
+"""Goals: the median beside training [ms], and the share of its speed that training loses."""
 
 
 class Clients:
-    """Clients of one server, each with a connection of its own, and what they have seen."""
+    """Clients of one server, each with a connection of its own, and their answers."""
 
     def __init__(self, port: int, tokens: int, explained: bool = False) -> None:
         self.port, self.asked = port, {"max_tokens": tokens} | ({"logprobs": 0} if explained else {})
@@ -71,8 +71,8 @@ class Clients:
         self._lock = threading.Lock()
 
     def run(self, count: int, more: Callable[[], bool], every: float = 0.0) -> dict[str, Any]:
-        """So many at once, until `more` is false; `every`: seconds between requests of one. Returns how many answers
-        there were, their median and 99th percentile in milliseconds, and what was lost."""
+        """Run so many clients at once, until `more` is false; `every`: seconds between requests of one. Returns the
+        number of answers, their median and 99th percentile in milliseconds, and what was lost."""
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(lambda turn: self._one(turn, more, every), range(count)))
         p50, p99 = np.quantile(self.seconds or [math.nan], [0.5, 0.99]) * 1e3
@@ -107,7 +107,7 @@ class Clients:
 
 
 def _apart(first: dict[str, Any] | None, second: dict[str, Any] | None) -> bool:
-    """Whether log-probs of two answers differ before their tokens part."""
+    """Return whether log-probs of two answers differ before their tokens part."""
     if first and second:
         columns = (one[name] for name in ("tokens", "token_logprobs") for one in (first, second))
         for mine, other, logprob, its in zip(*columns, strict=False):
@@ -133,7 +133,7 @@ def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Everything, in its order: beside training, under kills, quiet; told on stderr, and written after each part."""
+    """Measure beside training, under kills, and quiet, in this order; report on stderr, and write after each part."""
     began = time.monotonic()
     found: dict[str, Any] = {"settings": {name: str(value) for name, value in vars(options).items()}}
 
@@ -190,8 +190,8 @@ def beside_training(port: int, options: argparse.Namespace, folder: Path, say: A
 
 
 def killed(port: int, options: argparse.Namespace, study: Program, folder: Path, end: float) -> dict[str, Any]:
-    """At least so many requests, and so many kills of the training, each once both trials have left a new checkpoint,
-    which the server takes over; until `end` at most.
+    """Make at least so many requests, and so many kills of the training, each once both trials have left a new
+    checkpoint, which the server takes over; until `end` at most.
 
     A kill comes at another time after the checkpoints each time, so that it meets the training at another place.
     """
@@ -263,7 +263,7 @@ def _healthy(port: int) -> bool:
 
 
 Steps = dict[str, tuple[float, int]]
-"""When each trial in training has last reported steps, and its last step."""
+"""Time when each trial in training last reported steps, and its last step."""
 
 
 def _steps(folder: Path) -> Steps:
@@ -321,7 +321,7 @@ def _between(estimate: Sequence[float], form: str) -> str:
 
 
 def _below(estimate: Sequence[float], most: float) -> str:
-    """Whether it is, by its whole interval."""
+    """Return whether an estimate is below `most`, by its whole interval."""
     _, low, high = estimate
     return "yes" if high < most else "no" if low >= most else "the interval does not tell"
 

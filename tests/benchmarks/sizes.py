@@ -1,4 +1,4 @@
-"""What all contenders get: the same weights, prompts, reward and settings, at a named size."""
+"""Inputs of all contenders: the same weights, prompts, reward and settings, at a named size."""
 
 from __future__ import annotations
 

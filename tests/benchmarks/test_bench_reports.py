@@ -1,4 +1,4 @@
-"""What one waits for: a rerun with nothing to train, and a report, of a study with the shape of `kl_ablation`; and the
+"""Waiting times: a rerun with nothing to train, and a report, of a study with the shape of `kl_ablation`; and the
 report of a large study, which must not outgrow a laptop.
 
 Numbers are made up. The goals of the first are those of an idle machine with two cores, and are shown, not asserted.
@@ -27,7 +27,7 @@ MORE = ("policy/pg_loss", "policy/ratio", "policy/grad_norm", "policy/lr_factor"
         "objective/entropy")  # fmt: skip
 """Metrics that make 20 with those of the made-up trials."""
 MAX_SECONDS, MAX_GIB = 30.0, 2.0
-"""Of the large study; processor time, which other work on the machine does not lengthen as it does the wall clock."""
+"""Limits of the large study; processor time, which other work on the machine lengthens less than the wall time."""
 
 
 def measured(command: list[str]) -> tuple[float, float, float]:

@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
 
 class Phases(TrainerCallback):
-    """What is neither generation nor scoring is training; an update ends with the last step on a rollout."""
+    """Counts all but generation and scoring as training; an update ends with the last step on a rollout."""
 
     def __init__(self, meter: Meter, steps: int) -> None:
         self.meter, self.steps = meter, steps

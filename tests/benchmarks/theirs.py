@@ -15,7 +15,7 @@ from trl_peer import critic_of, ppo_trainer, tokenizer
 
 
 class EndOfUpdate(TrainerCallback):
-    """Told of the end of every update."""
+    """Receives the end of every update."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -25,7 +25,7 @@ class EndOfUpdate(TrainerCallback):
 
 
 def build(size: Size, device: torch.device, folder: Path, meter: Meter) -> Any:
-    """A trainer, ready to run. Its pad token is one that the network cannot say, unless responses end: then it is
+    """A trainer, ready to run. Its pad token is one that the network cannot sample, unless responses end: then it is
     generated."""
     cfg, policy = size.settings("shared"), size.network()
     words = tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab if size.ends is None else PAD)

@@ -23,7 +23,7 @@ LOSSES = {
     "dpo on means": ("sigmoid_norm", {**preset("dpo"), "algorithm__ratio": "sequence_mean"}),
 }
 SCALE = {"dpo": 1 / BETA, "ipo": BETA}
-"""Of our gradient: the slope at margin 0 is the same for every beta."""
+"""Scale of our gradient: the slope at margin 0 is the same for every beta."""
 
 
 def same(tensor: torch.Tensor) -> torch.Tensor:

@@ -163,8 +163,8 @@ def test_advantages(case: str) -> None:
 
 @pytest.mark.parametrize("case", GROUPS | REGRESSED)
 def test_gradients_losses_and_clip_fractions(case: str) -> None:
-    """On the same advantages, and from scores on. (b d - A)^2 = 2 b (b d^2 / 2 - A d) + A^2, and our surrogate of A*-PO
-    is -A log pi where this has -A d."""
+    """Compare on the same advantages, and from scores on. (b d - A)^2 = 2 b (b d^2 / 2 - A d) + A^2, and our surrogate
+    of A*-PO is -A log pi where this has -A d."""
     cfg, worth = settings(*CASES[case]), worth_of(case)
     for number, rows in MINI_BATCHES:
         ours, loss = step(cfg, rows, worth), float(GOLDEN[f"{case}/loss"][number])

@@ -41,7 +41,7 @@ def settings(**changes: Any) -> TrialConfig:
 
 
 def reward(ids: Tensor) -> Tensor:
-    """Of every prefix: the mean of an arbitrary number for each token."""
+    """Score every prefix: the mean of an arbitrary number for each token."""
     return ((ids * 7) % 5 - 2).float().cumsum(1) / torch.arange(1, ids.shape[1] + 1)
 
 
@@ -53,7 +53,7 @@ def network(seed: int) -> Qwen2ForCausalLM:
 
 @dataclass
 class Case:
-    """What TRL was given, and what it computed."""
+    """Inputs and results of TRL."""
 
     cfg: TrialConfig
     policy: Qwen2ForCausalLM
@@ -116,8 +116,8 @@ def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:
 
 
 def _as_generated(model: Qwen2ForCausalLM, episodes: Episodes, temperature: float) -> tuple[Tensor, Tensor]:
-    """What TRL's generation would have returned for these responses: padded tokens, and the logits that they were drawn
-    from."""
+    """Return the output that TRL's generation would have for these responses: padded tokens, and the logits that they
+    were drawn from."""
     valid = torch.cat([episodes.query_mask, episodes.response_mask], dim=1)
     padded = episodes.query_responses.masked_fill(~valid, PAD)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What TRL's GRPO, RLOO and A*-PO trainers compute on seeded tensors, saved for `test_trl_golden.py`.
+"""Results of TRL's GRPO, RLOO and A*-PO trainers on seeded tensors, saved for `test_trl_golden.py`.
 
 TRL 1.16 and the version that this project pins cannot share an environment; it gets one of its own, in two commands:
 
@@ -50,7 +50,7 @@ MINI_BATCHES = ((0, 4, 10, 15, 3, 6, 9, 12), (1, 14, 8, 2, 5, 11, 7, 13))
 PUNISHED, CACHE = 20, 4
 """DAPO's penalty on overlong responses: where it is full, and over how many tokens it grows."""
 SAMPLES, INCORRECT, CANCELLING = 8, 2, 5
-"""Of the reference for a prompt; a prompt whose samples all score 0; one whose samples' scores have the sum 0."""
+"""Reference samples a prompt; a prompt whose samples all score 0; one whose samples' scores have the sum 0."""
 TEXT, PAD, EOS = 29, 30, 31
 """Numbers of tokens."""
 
@@ -61,7 +61,7 @@ class Case(NamedTuple):
     method: str
     settings: dict[str, Any]
     losses: bool
-    """Whether losses are of interest, beside advantages."""
+    """True where losses are compared, beside advantages."""
 
 
 def rloo(responses: int = EACH, losses: bool = True, method: str = "rloo", **own: Any) -> Case:
@@ -119,7 +119,7 @@ A2PO = {
 
 @dataclass(frozen=True)
 class Tables:
-    """What takes the place of generation and the network; by row of the rollout."""
+    """Numbers in the place of generation and the network; by row of the rollout."""
 
     old: Tensor
     """(B, T) float64, nats; of the policy that sampled. Arbitrary behind the end of a response, as the next three."""
@@ -133,7 +133,7 @@ class Tables:
 
     @classmethod
     def drawn(cls) -> Tables:
-        """From a seed. The responses to the second prompt have equal scores."""
+        """Draw from a seed. The responses to the second prompt have equal scores."""
         numbers = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:

@@ -7,7 +7,7 @@ import pytest
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How often each fault came, what was lost, and how often the command was given."""
+    """Report how often each fault came, what was lost, and how often the command was given."""
     reports = [one for status in ("passed", "failed") for one in terminalreporter.stats.get(status, [])]
     if rows := [dict(one.user_properties) for one in reports if "fault" in dict(one.user_properties)]:
         table = pd.DataFrame(rows).groupby("fault", sort=False)

@@ -31,21 +31,21 @@ class Fault:
     """One kind of disturbance."""
 
     harm: Harm
-    """At a random moment, while the command runs."""
+    """Done at a random moment, while the command runs."""
     mend: Harm = _nothing
-    """Before the same command is given again."""
+    """Done before the same command is given again."""
     before: Harm = _nothing
-    """Before the command is given first."""
+    """Done before the command is given first."""
     lacks: Callable[[], str | None] = lambda: None
-    """Why this machine cannot do it."""
+    """Reason why this machine cannot do it."""
     own_disk: bool = False
-    """The output root is a small disk of its own."""
+    """True where the output root is a small disk of its own."""
     longer: float = 1.0
-    """How many times as long the study takes where the fault's daemons carry it."""
+    """Factor on the study's duration where the fault's daemons carry it."""
     word: str = ""
-    """What the command must report where it ends with exit code 4."""
+    """Word that the command must report where it ends with exit code 4."""
     may_come_too_late: bool = False
-    """It may come after the command has looked there for the last time; then the next command sees it."""
+    """True where it may come after the command has last looked there; then the next command meets it."""
 
 
 def _pause(scene: Scene) -> None:
@@ -165,7 +165,7 @@ def _kill_ray_node(scene: Scene) -> None:
 
 
 def _new_ray(scene: Scene) -> None:
-    """In place of one that has lost its head."""
+    """Start a cluster in place of one that has lost its head."""
     if not scene.daemons.has_head:
         scene.daemons.start()
         scene.environment["RAY_ADDRESS"] = scene.daemons.address

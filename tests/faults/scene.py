@@ -55,16 +55,16 @@ class Scene:
     dice: random.Random
     name: str = "small"
     called: str = ""
-    """Of the log, where two give the same command."""
+    """Name of the log, where two give the same command."""
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     sizes: tuple[int, int] = (0, 0)
     """Bytes of the output root before and after the study, where nothing disturbs it."""
     executor: str = "processes"
     around: ExitStack = field(default_factory=ExitStack)
-    """What ends with the run: daemons and threads."""
+    """Daemons and threads that end with the run."""
     daemons: Any = None
-    """What the fault has started before the command, and kills."""
+    """Daemons that the fault has started before the command, and kills."""
 
     @property
     def root(self) -> Path:
@@ -86,7 +86,7 @@ class Scene:
         return self.process
 
     def ended(self) -> tuple[int | None, str]:
-        """Exit code of the command (None: it hung), and what it said."""
+        """Exit code of the command (None: it hung), and its output."""
         try:
             code: int | None = self.process.wait(LONGEST)
         except subprocess.TimeoutExpired:
@@ -111,13 +111,13 @@ class Scene:
         self.process.wait()
 
     def files(self) -> list[Path]:
-        """What it has written, but for locks."""
+        """Return the files that it has written, but for locks."""
         found = (path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink())
         return sorted(path for path in found if ".lock" not in path.as_posix())
 
 
 def identity(root: Path) -> Identity:
-    """Digest of every file of the store and of what the records say, but for what speaks of time (``log/``, `cost`),
+    """Digest of every file of the store and of the records' content, but for what depends on time (``log/``, `cost`),
     the manifests, which list it, and what was set aside as damaged."""
     found = {}
     for path in sorted((root / "store").rglob("*")):
@@ -133,7 +133,7 @@ def identity(root: Path) -> Identity:
 
 
 def series_differ(root: Path) -> Iterator[str]:
-    """Where the series in MLflow's database are not those of ``metrics.jsonl``: missing, double or other."""
+    """Yield where the series in MLflow's database are not those of ``metrics.jsonl``: missing, double or other."""
     with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
         for path in sorted((root / "studies" / "small").rglob("trials/*.json")):
             key = json.loads(path.read_text())["stages"]["train"]["key"]

@@ -28,7 +28,7 @@ MOST_CALLS = 4
 """Times that the command is given until the study must be complete."""
 SEEN_LATER = "what was damaged was seen by the next command"
 SYNC = "`ablate sync` sends it later"
-"""What the command says when MLflow could not take something."""
+"""Words of the command when MLflow could not take something."""
 HARMLESS = {0, 130, -2, -9, -15}
 """Exit codes that need no word: done, or ended from outside."""
 
@@ -137,7 +137,7 @@ def _gone_on_with(scene: Scene, fault: Fault, whole: Whole) -> Outcome:
 
 
 def unexplained(code: int | None, said: str, word: str = "") -> str:
-    """What no end of a command may look like."""
+    """Return the fault in the end of a command; empty where it has none."""
     last = _last_line(said)
     if code is None:
         return f"it hung: {last}"

@@ -75,7 +75,7 @@ class Case:
 
     arguments: tuple[str, ...]
     files: dict[str, bytes | str] = field(default_factory=dict)
-    """By path: the content, or a name of `ODD`."""
+    """Files by path: the content, or a name of `ODD`."""
     writes: tuple[str, ...] = ()
 
 
@@ -87,7 +87,7 @@ def planned(*settings: str, **files: bytes | str) -> Case:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Content with up to two things wrong: values and lines of a text, or bytes that no grammar knows of."""
+    """Content with up to two things wrong: values and lines of a text, or bytes of no grammar."""
     for _ in range(draw(st.sampled_from((0, 1, 1, 2)))):
         places, lines = list(SCALAR.finditer(content)), content.split(b"\n")
         at, line = draw(st.integers(0, len(content))), draw(st.integers(0, len(lines) - 1))
@@ -150,7 +150,7 @@ def study(draw: st.DrawFn) -> Case:
 
 @st.composite
 def profile(draw: st.DrawFn) -> Case:
-    """In the place of the shipped ones."""
+    """`plan` with a profile in the place of the shipped ones."""
     texts = [path.read_bytes() for path in sorted(loading.PROFILES.glob("*.yaml"))]
     return planned(**{"profiles/smoke.yaml": draw(st.sampled_from(texts).flatmap(file_of))})
 

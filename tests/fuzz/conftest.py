@@ -1,4 +1,4 @@
-"""How many cases; without `--seed` the same in every run."""
+"""Number of cases; without `--seed` the same in every run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from pipeline.errors import USER_ERROR, UserError
 MOST_LINES, SECONDS = 5, 40
 """Lines on standard error, and seconds of a case, at most."""
 OBEYED = re.compile(r"(?![\n\t])[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys instead of showing it."""
+"""Characters that a terminal obeys instead of showing them."""
 
 
 def read_texts(path: str, out: str = OUT) -> None:
@@ -119,7 +119,7 @@ def fault(case: Case, seconds: int = SECONDS) -> tuple[int, str]:
 
 
 def _judged(done: Any) -> str:
-    """Which promise a command broke; empty where it broke none."""
+    """Return the promise that a command broke; empty where it broke none."""
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         return f"traceback: {type(done.exception).__name__}: {done.exception}"
     if done.exit_code not in (0, USER_ERROR):

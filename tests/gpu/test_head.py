@@ -16,7 +16,7 @@ from pipeline.models.seeding import stream
 pytestmark = pytest.mark.gpu
 TOKENS, WIDTH = 64, 256
 OFFSET = -70.0
-"""Of the logits: rounded to bf16 they would be off by up to 0.25."""
+"""Offset of the logits: rounded to bf16 they would be off by up to 0.25."""
 
 
 @pytest.mark.parametrize("precision", HALVES)
@@ -57,5 +57,5 @@ def test_logits_are_not_rounded_and_gradients_pass_through_the_head(
 
 
 def distance(found: Tensor | None, wanted: Tensor) -> float:
-    """Relative, by the norm."""
+    """Return the relative error, by the norm."""
     return float((found.double() - wanted).norm() / wanted.norm())

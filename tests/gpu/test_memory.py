@@ -24,14 +24,13 @@ from pipeline.stages.graph import STAGES as DECLARED
 
 pytestmark = pytest.mark.gpu
 BYTES_A_WEIGHT = {"sft": 16, "reward": 20, "reference": 8, "train": 32, "evaluate": 12}
-"""What each stage holds for every weight: networks, gradients, Adam's two moments, room for half-precision copies;
-fp32."""
+"""Bytes of each stage for a weight: networks, gradients, Adam's two moments, room for half-precision copies; fp32."""
 WORKSPACE = 64 * 2**20
-"""Of cuBLAS, and what the allocator loses between blocks."""
+"""Bytes of cuBLAS, and those that the allocator loses between blocks."""
 ONE_ROW = 120 * 2**20
 """About what a gradient step on a single episode needs beside the networks: gradients, workspace, activations."""
 SAME = 0.02
-"""Relative: rows in other groups are other sums, and a token may flip."""
+"""Relative tolerance: rows in other groups are other sums, and a token may flip."""
 TRIAL: dict[str, Any] = {
     "data__sft_texts": 2000, "data__train_prompts": 512, "data__heldout_prompts": 256, "sft__steps": 6,
     "sft__lr": 1e-4, "sft__batch_size": 64, "sft__max_tokens": 24, "reward__learned__lr": 1e-4,
@@ -81,7 +80,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roomy]:
 
 
 def numbers(stage: str, outcome: TrialOutcome) -> dict[int, dict[str, float]]:
-    """What a stage measured, for comparison."""
+    """Return a stage's measurements, for comparison."""
     if stage == "train":
         return first(outcome)
     summary = read(outcome, stage, "summary.json")

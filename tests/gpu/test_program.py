@@ -1,4 +1,4 @@
-"""The program behind `make gpu`, without a card: what it says where there is none, what it makes of tests that fail,
+"""The program behind `make gpu`, without a card: its message where there is none, its record of tests that fail,
 crash or hang."""
 
 from __future__ import annotations

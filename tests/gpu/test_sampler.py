@@ -80,7 +80,7 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
 
     @torch.no_grad()
     def one_by_one(row: int) -> list[int]:
-        """Without cache, padding or batch, each token by the reference above."""
+        """Sample without cache, padding or batch, each token by the reference above."""
         tokens = ids[row][mask[row]].tolist()
         for u in noise[row].tolist():
             logits = network(torch.tensor([tokens], device=device)).logits[:, -1].float().cpu().numpy()
@@ -100,7 +100,7 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
 
 
 def samplers(device: str, precision: str, vocab: int = 1024) -> tuple[EagerSampler, EagerSampler]:
-    """The eager one, and the one that a trial has on the device where it asks for the static sampler."""
+    """The eager one, and the one that a trial has on the device where it selects the static sampler."""
     eager = EagerSampler(fp32_logits(small(vocab)).to(device), 1.0, Room("rows", ROWS), **IDS)
     return eager, choose_sampler("static", eager, Precision(torch.device(device), precision), pytest.fail)
 

@@ -14,7 +14,7 @@ import torch
 from gpu.hardware import DEVICE, GIB
 
 ROOMY_GIB = 60.0
-"""From here on both fit with the shape of Qwen1.5-0.5B: TRL trains a policy and a critic of that size."""
+"""Memory above which both fit with the shape of Qwen1.5-0.5B: TRL trains a policy and a critic of that size."""
 
 
 @pytest.mark.gpu

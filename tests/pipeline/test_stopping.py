@@ -25,7 +25,7 @@ def watcher(**changes: Any) -> Watcher:
 def test_a_watcher_stops_at_the_record_that_completes_the_evidence(
     broken: list[bool], consecutive: int, every: int, before: int
 ) -> None:
-    """Record by record it says the same as the whole series does; a copy made from its state goes on alike."""
+    """Record by record it gives the same result as the whole series; a copy made from its state goes on alike."""
     one = watcher(consecutive=consecutive, before_step=before)
     for index, bad in enumerate(broken):
         one.observe(index * every, {KL: 0.9 if bad else 0.1, "policy/entropy": 1.0})

@@ -33,7 +33,7 @@ def rewrite(built: Built, arm: str, seed: int, accuracy: float | None = None, **
 
 
 def test_preference_accuracy_stands_beside_the_share_of_decided_pairs_that_the_policy_wins(tmp_path: Path) -> None:
-    """A proxy that prefers every answer of the policy scores that share, whatever it knows."""
+    """A proxy that prefers every answer of the policy scores that share, whatever its quality."""
     built, won = build(tmp_path, **SHAPE), []
     frames = built.read().prompts.set_index(["arm", "seed"])
     for seed in (0, 1):

@@ -27,7 +27,7 @@ HERE = {
 }
 """The environment for which `constraints.txt` lists everything."""
 NOT_ASKED = ("ray", "msgpack")
-"""Of the extra `ray`, which neither `make study` nor `make test` installs."""
+"""Packages of the extra `ray`, which neither `make study` nor `make test` installs."""
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Servers listen on this machine alone, unless they are asked not to; then they say what that means."""
+"""Servers listen on this machine alone, unless an option opens them; then they warn of its effect."""
 
 from __future__ import annotations
 

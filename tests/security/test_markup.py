@@ -1,4 +1,4 @@
-"""What a policy writes is shown as text: in the page of a report, in MLflow, and in the page of `ablate serve`."""
+"""A policy's output is shown as text: in the page of a report, in MLflow, and in the page of `ablate serve`."""
 
 from __future__ import annotations
 

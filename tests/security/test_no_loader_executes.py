@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("ablate.py", "pipeline", "studies", "reports")
 METHODS = {"load_model", "enable_load_extension", "load_extension", "exec_module", "read_pickle", "eval_frame",
            "load_dataset", "load_dataset_builder", "dataset_module_factory"}  # fmt: skip
-"""Of whatever object: MLflow and sklearn unpickle models, SQLite loads libraries, data sets may bring code."""
+"""Methods of any object: MLflow and sklearn unpickle models, SQLite loads libraries, data sets may bring code."""
 
 OWN_PIPE = "objects between a process and the children that it started, over an anonymous pipe; no file, no port"
 OWN_NAME = "imports a module of this package by a name that stands in the code"

@@ -82,7 +82,7 @@ def in_torch(folder: Path, mark: Path) -> bytes:
 
 
 def as_a_script(folder: Path, mark: Path) -> bytes:
-    """What `torch.jit.save` writes, with a bomb for its data."""
+    """Return a file of `torch.jit.save`, with a bomb for its data."""
     with zipfile.ZipFile(folder / "made.zip", "w") as archive:
         for name, content in (("data.pkl", pickle.dumps(Bomb(mark))), ("constants.pkl", b""), ("version", b"3\n")):
             archive.writestr(f"made/{name}", content)

@@ -16,7 +16,7 @@ from pipeline.run.layout import replacing, writable
 
 @pytest.fixture(autouse=True)
 def generous() -> Iterator[None]:
-    """A user whose files are readable by all unless a program says otherwise."""
+    """A user whose files are readable by all unless a program restricts them."""
     before = os.umask(0)
     yield
     os.umask(before)

@@ -1,4 +1,4 @@
-"""How often comparisons at equal drift (`reports.statistics.matched_kl`) are right, by simulation with known truth.
+"""Accuracy of comparisons at equal drift (`reports.statistics.matched_kl`), by simulation with known truth.
 
 Draws the arms of a baseline's method, whose win rate follows a law of the KL, and an arm of another
 method on the same law, so that the true difference is 0. Half of the variance of log KL is
@@ -33,7 +33,7 @@ METHODS = {5: ((2.24, 3.3, 4.7, 6.83, 9.5), 5.0), 2: ((3.94, 7.88), 5.74)}
 in reports/example and one more, so that neighbours lie less than a factor of 2 apart. Two: as far apart as the reports
 bridge, at equal distances in sqrt(KL) from the maximum of the first law, at which the compared arm ends."""
 CURVE_SCATTER = 0.08
-"""That of the method's arms."""
+"""Standard deviation of the method's arms."""
 PROMPTS = 128
 _SEED, _TRIAL, _PROMPT, _ANSWER = 0.05, 0.01, 0.1, 0.2
 """Standard deviations: of a seed's rise, as a fraction of it; of a trial's win rate; of a prompt; of an answer."""

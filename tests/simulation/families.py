@@ -1,4 +1,4 @@
-"""How often a page says anything false of its arms or hypotheses, by simulation with known truth.
+"""Rate of pages with a false verdict on their arms or hypotheses, by simulation with known truth.
 
 Tests and corrections are those of the reports: `two_level.verdicts` of arms,
 `contrast.conjunction` and `contrast.decide` of hypotheses. The truth lies on a bound of each test, where false verdicts

@@ -1,4 +1,4 @@
-"""How often the intervals and verdicts of `reports.statistics.two_level` are right.
+"""Accuracy of the intervals and verdicts of `reports.statistics.two_level`.
 
 Draws seeds x prompts tables of a baseline and of four arms that do not differ from it, whose truth is known, and
 applies the functions of the reports.
@@ -42,14 +42,14 @@ SPREADS: dict[str, Effects] = {
     "heavy tails": lambda rng, shape: np.asarray(0.2 / 3**0.5 * rng.standard_t(3, shape), dtype=np.float64),
     RARE: lambda rng, shape: np.asarray(-0.5 * (rng.random(shape) < 0.2), dtype=np.float64),
 }
-"""What a seed adds, in standard deviations over prompts. The last two have a standard deviation of 0.2."""
+"""Effects of a seed, in standard deviations over prompts. The last two have a standard deviation of 0.2."""
 KINDS = ("rate 0.5", "rate 0.95", "score", "ratio")
 """A win rate in the middle and near its end, a judge's score, and nats per token."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is drawn, and how much of it."""
+    """Distribution and size of the drawn tables."""
 
     kind: str
     spread: str
@@ -95,7 +95,7 @@ def truth(design: Scenario) -> float:
 
 
 def _centre(kind: str) -> float:
-    """Where the mean of ndtr over prompts is the rate of the kind: their standard deviation is 1."""
+    """Return the centre at which the mean of ndtr over prompts, of standard deviation 1, is the rate of the kind."""
     return float(2**0.5 * ndtri(float(kind.removeprefix("rate "))))
 
 

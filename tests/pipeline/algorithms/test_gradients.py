@@ -153,7 +153,7 @@ def test_every_prompt_has_its_own_v_star_by_its_number(tmp_path: Path, beta: flo
 
 
 def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_path: Path) -> None:
-    """On a policy that has moved: the sums within a prompt stay 0 in one place, and fall below it in the other."""
+    """A policy that has moved: the sums within a prompt stay 0 in one place, and fall below it in the other."""
     sums = {}
     for place in ("score", "reward"):
         one = moved(trainer(tmp_path / place, kl__beta=0.3, **{**preset("grpo"), "kl__place": place}), 0.1)
@@ -174,7 +174,7 @@ def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_pat
 def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(
     tmp_path: Path, each: int, temperature: float
 ) -> None:
-    """On a policy that has moved, against an argmax loop without a cache."""
+    """A policy that has moved, against an argmax loop without a cache."""
     knobs = {**preset("remax"), "train__responses_per_prompt": each, "train__temperature": temperature}
     one = moved(trainer(tmp_path, kl__beta=0.3, **knobs), 0.1)
     prompts, nets = one._prompts(), (one.actor.lm, one.rollout_context.reference)

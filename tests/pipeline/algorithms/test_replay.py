@@ -104,7 +104,7 @@ def said(one: Trainer, rollout: Any, row: int, prefix: list[int]) -> tuple[Tenso
 
 
 def worth(tokens: list[int]) -> float:
-    """What `tinytrial.score` gives a response."""
+    """Return the score of a response by `tinytrial.score`."""
     return sum(token < 10 for token in tokens) / len(tokens) * 2 - 0.5
 
 

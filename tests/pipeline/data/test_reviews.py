@@ -90,7 +90,7 @@ def test_the_helpful_judge_finds_the_score_of_every_review_that_insults() -> Non
 
 
 def test_the_probability_of_a_review_is_that_of_its_one_derivation() -> None:
-    """With the sentiment summed out; its mean is what no language model of these texts can beat."""
+    """The sentiment is summed out; no language model of these texts can beat the mean."""
     for one in reviews()[:1000]:
         assert one.logprob == pytest.approx(_logprob(one.text), abs=1e-9), one.text
     assert statistics.mean(one.logprob for one in reviews()) == pytest.approx(-27.4, abs=0.1)

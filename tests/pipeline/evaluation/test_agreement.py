@@ -49,7 +49,7 @@ def test_scores_apart_by_rounding_are_equal() -> None:
 
 
 def table(found: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Of three prompts; what else an evaluation writes is any."""
+    """Return a table of three prompts; the other columns of an evaluation are arbitrary."""
     rest = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "kl", "entropy", "reference_nats")
     ones = dict.fromkeys((*rest, "policy_length", "policy_eos"), 1.0)
     return pd.DataFrame({**found, **ones, "policy_completion": "a b"})

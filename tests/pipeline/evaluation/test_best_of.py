@@ -21,7 +21,7 @@ from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 SCORES = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, 0.5], [1.0, -1.0, 3.0], [0.5, 5.0, 3.0]])
-"""Of four draws (rows) of three prompts; draws 1 and 2 of the first and draws 2 and 3 of the last are equal."""
+"""Scores of four draws (rows) of three prompts; draws 1 and 2 of the first and draws 2 and 3 of the last are equal."""
 
 
 def drawn(number: int) -> Completions:

@@ -1,4 +1,4 @@
-"""Win rates are what bounds at a given KL speak of: policy and reference are sampled with independent noise."""
+"""Win rates are those of the bounds at a given KL: policy and reference are sampled with independent noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused, which changes are advised, and which bases have a forecast."""
+"""Refusals, advised changes, and the bases that have a forecast."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ROWS = re.findall(
     (PROFILES / "t4-256.yaml").read_text("utf-8"),
     re.M,
 )
-"""Of each row of the comment: settings, GiB, hours, and whether that fits."""
+"""Rows of the comment: settings, GiB, hours, and whether that fits."""
 
 
 def forecast(changes: dict[str, object]) -> Forecast:
@@ -28,7 +28,7 @@ def forecast(changes: dict[str, object]) -> Forecast:
 
 
 def test_a_seed_takes_what_its_comment_and_the_study_say() -> None:
-    """What is sampled before training is most of what the trials of a seed share."""
+    """The samples before training are most of what the trials of a seed share."""
     found = forecast({})
     other = dict(found.other_hours)
     own = found.t4_hours + other.pop("evaluate")

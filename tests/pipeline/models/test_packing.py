@@ -30,7 +30,7 @@ def both(model: Any, batch: Episodes) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def close(ours: list[Tensor], theirs: list[Tensor]) -> bool:
-    """To fp32 rounding, each tensor by its own size."""
+    """Return whether tensors agree to fp32 rounding, each by its own size."""
     return len(ours) == len(theirs) and all(
         float((a - b).detach().norm()) <= 1e-5 * float(b.detach().norm()) + 1e-6
         for a, b in zip(ours, theirs, strict=True)

@@ -152,8 +152,8 @@ def test_a_stop_by_target_kl_leaves_the_scale_as_it_was(tmp_path: Path, half: st
 
 @pytest.mark.parametrize("half", ["fp16"], indirect=True)
 def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: str) -> None:
-    """At a scale where gradients overflow: steps are skipped, the scale falls, and a resume goes on at the scale it
-    had."""
+    """Begin at a scale where gradients overflow: steps are skipped, the scale falls, and a resume goes on at the scale
+    it had."""
 
     def started(folder: str, reporter: Recorder | None = None) -> Any:
         one = trainer(tmp_path / folder, reporter=reporter, runtime={"checkpoint_updates": 1})

@@ -167,7 +167,7 @@ def test_the_ends_of_the_noise_are_inside_the_vocabulary(vocab: int) -> None:
 
 
 def test_a_number_on_the_edge_of_a_block_falls_on_a_token_that_has_mass() -> None:
-    """Of blocks so light that the rounding of the sum before them is a noticeable part of them."""
+    """Blocks so light that the rounding of the sum before them is a noticeable part of them."""
     logits = torch.randn(3000, generator=torch.Generator().manual_seed(0)) - 30
     logits[5] = 0.0
     first = torch.arange(0, 3000, generation.BLOCK)

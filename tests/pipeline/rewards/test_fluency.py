@@ -44,11 +44,11 @@ def model() -> NGrams:
 
 
 LAX: Thresholds = {name: (99.0 if rule.above else -99.0,) for name, rule in RULES.items()}
-"""What no text is beyond."""
+"""Thresholds that no text is beyond."""
 
 
 def guard(model: NGrams, length: int = 8, **bounds: float) -> FluencyGuard:
-    """With these thresholds alone, by rule."""
+    """Return a guard with these thresholds alone, by rule."""
     thresholds = {**LAX, **{name: (bound,) for name, bound in bounds.items()}}
     return FluencyGuard(letters, model, Phrases.of([]), LexiconReward(), length, thresholds)
 

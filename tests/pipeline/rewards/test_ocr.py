@@ -46,7 +46,7 @@ def completions(texts: Sequence[str]) -> Completions:
 
 
 class Says:
-    """A reader that reads the same of every image, and remembers the images."""
+    """A reader that reads the same of every image, and keeps the images."""
 
     def __init__(self, text: str, confidence: float = 1.0) -> None:
         self.text, self.confidence, self.seen = text, confidence, list[NDArray[np.uint8]]()

@@ -118,7 +118,7 @@ def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) ->
 
 
 def test_every_row_gets_the_score_it_has_alone() -> None:
-    """In the order of the rows, whatever was read together, and as the trunk sees one unpadded text."""
+    """Scores keep the order of the rows, whatever was read together, and are those of one unpadded text."""
     model = new_model()
     generator = torch.Generator().manual_seed(0)
     prompts, lengths = (torch.randint(1, 6, (40,), generator=generator) for _ in range(2))

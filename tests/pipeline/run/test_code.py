@@ -1,4 +1,4 @@
-"""What a stage is made of: an edit that can change its result changes its key, and no other edit does."""
+"""The code of a stage: an edit that can change its result changes its key, and no other edit does."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 
 
 def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CPU made in fp32 does not pass for what a GPU would make."""
+    """Artifacts that a CPU made in fp32 do not pass for those of a GPU."""
     store = Store(smoke_layout.store)
     assert all(one.cached for one in dag.plan(REAL, config(), store))
     networks = [stage.name for stage in REAL if stage.name not in ("prompts", "judge")]
@@ -187,7 +187,7 @@ def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(s
 
 
 def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> None:
-    """The last round has the plain name, so whoever asks for a stage gets what the trial ended with."""
+    """The last round has the plain name, so a stage's name is that of what the trial ended with."""
 
     def label(cfg: Any, out: Path, reporter: Any, *, first: Artifact, last_learn: Artifact | None = None) -> Any:
         return {"seen": (last_learn.meta["seen"] if last_learn else []) + ["label"]}

@@ -1,4 +1,4 @@
-"""What is not at hand is refused before anything starts; what is, is taken at exactly the commit asked for."""
+"""Absent models and data are refused before anything starts; others are taken at exactly the commit asked for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OTHER = "1" * 40
 
 
 def ask(revision: str, home: Path, program: str = PROGRAM, **env: str) -> str:
-    """What another process, whose client has not been configured yet, finds."""
+    """Return the result of another process, whose client has not been configured yet."""
     surroundings = {**os.environ, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **env}
     return subprocess.run(
         [sys.executable, "-c", program, revision], env=surroundings, capture_output=True, text=True, check=True

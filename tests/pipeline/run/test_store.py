@@ -42,7 +42,7 @@ def test_an_artifact_is_built_once_and_found_again(tmp_path: Path) -> None:
 
 
 def test_what_another_machine_has_just_published_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where this machine remembers that it was not there, as clients of NFS do until they open the folder."""
+    """Also where this machine has cached that it was not there, as clients of NFS do until they open the folder."""
     store = Store(tmp_path)
     built = store.build("sft", "k1", {}, fill(), resumable=False)
     remembered = {built.path}

@@ -98,7 +98,7 @@ def test_attacks_change_what_they_say() -> None:
 
 
 class Deaf:
-    """A guard that faults every end, with a lexicon that likes long texts; a character is a token."""
+    """A guard that faults every end, with a lexicon that prefers long texts; a character is a token."""
 
     length = 5
 

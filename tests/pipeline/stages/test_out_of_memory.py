@@ -52,7 +52,7 @@ def episodes() -> Episodes:
 
 
 def halved(work: Callable[[Room], Any], network: Any) -> None:
-    """`work` gives with a third of the memory what it gives with all of it, and says so."""
+    """`work` gives with a third of the memory what it gives with all of it, and warns."""
     warnings: list[str] = []
     wanted = work(Room("rows", ROWS))
     with memory_for(FITTING, network):

@@ -1,4 +1,4 @@
-"""Collapse, negative KL, and the checks before the first step: each must speak when something is wrong, and only
+"""Collapse, negative KL, and the checks before the first step: each must warn when something is wrong, and only
 then."""
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_negative_kl_warns_beyond_noise_only() -> None:
 def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampling at half the temperature is what top-k does: the tokens are more likely than the policy says."""
+    """Sampling at half the temperature is what top-k does: the tokens are more likely than under the policy."""
     honest = EagerSampler.some
 
     def sharper(self: EagerSampler, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What rollouts and steps record: by hand, and blind to padding."""
+"""Records of rollouts and steps: by hand, and independent of padding."""
 
 from __future__ import annotations
 

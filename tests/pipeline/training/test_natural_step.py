@@ -43,7 +43,7 @@ def learner_of(one: Trainer) -> NaturalLearner:
 
 
 def gain_and_kl(one: Trainer, rollout: Rollout, weights: list[Tensor]) -> dict[str, Tensor]:
-    """Of the whole rollout at once."""
+    """Return gain and KL of the whole rollout at once."""
     (rows,) = rollout.micro_batches(8, torch.arange(8))
     return learner_of(one).gain_and_kl(rows, weights)
 

@@ -20,7 +20,7 @@ KNOBS = {"train__steps": 8, "train__batch_size": 16, "runtime": {"micro_batch_si
 
 
 def limited(one: Trainer, too_many: Callable[[int, bool], bool]) -> Trainer:
-    """A trial whose trunk runs out of memory where `too_many` (rows, with gradients) says so."""
+    """A trial whose trunk runs out of memory where `too_many` (rows, with gradients) is true."""
 
     def check(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         rows = kwargs["packing"].rows if "packing" in kwargs else len(kwargs["input_ids"])

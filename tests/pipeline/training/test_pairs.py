@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> No
 
 
 def test_beta_in_force_weighs_the_margin(tmp_path: Path) -> None:
-    """Not the beta at the start: a schedule acts on pairs too."""
+    """The beta is not that of the start: a schedule acts on pairs too."""
     one, experience = ready(tmp_path, **DPO)
     other = Experience(experience.episodes, experience.measured, experience.advantages, None, 2 * BETA)
     losses = [
@@ -87,7 +87,7 @@ def test_beta_in_force_weighs_the_margin(tmp_path: Path) -> None:
 
 
 def test_pairs_with_equal_scores_are_left_out(tmp_path: Path) -> None:
-    """Not counted in the mean, and without a gradient of their own; a mini-batch of them alone has none at all."""
+    """They are not in the mean, and have no gradient of their own; a mini-batch of them alone has none at all."""
     one, experience = ready(tmp_path, **DPO)
     advantages = experience.advantages.clone()
     advantages[2:4] = 0

@@ -106,7 +106,7 @@ def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
 
 
 def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
-    """At a ratio of 1/2: the bonus lowers the loss by a token's entropy; the penalty on the old policy is k3, 1/2 - 1 +
+    """Ratio of 1/2: the bonus lowers the loss by a token's entropy; the penalty on the old policy is k3, 1/2 - 1 +
     log 2; that on the reference, e times as far away, k2."""
     rows = rows_of(torch.zeros(2), prefix([[1, 2]]), torch.full((2,), 1 - math.log(2)))
     rows.weight = torch.full((2,), 3.0)
@@ -299,7 +299,7 @@ def test_the_bonus_in_force_weighs_the_loss_and_not_the_first_one(tmp_path: Path
 
 
 def test_the_penalty_on_the_old_policy_follows_the_kl_that_an_update_ends_at(tmp_path: Path) -> None:
-    """Of the whole rollout, after its last step; at a temperature, and 0 before any step."""
+    """The KL is that of the whole rollout, after its last step; at a temperature, and 0 before any step."""
     one = trainer(tmp_path, **preset("ppo_penalty"), algorithm__kl_penalty__target=0.02, train__temperature=0.5)
     rollout = one._rollout()
     assert one.learner.moved_kl(rollout) == pytest.approx(0.0, abs=1e-9)

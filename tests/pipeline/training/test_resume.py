@@ -153,7 +153,7 @@ def test_it_leaves_a_checkpoint_of_the_update_at_hand_and_goes_on_as_if_it_had_s
 
 @pytest.mark.slow
 def test_processes_of_a_trial_leave_together(tmp_path: Path, scheduled: None) -> None:
-    """One that is signalled by itself stays: the first process of the trial decides."""
+    """A process that is signalled by itself stays: the first process of the trial decides."""
     with pytest.raises(Leaving):
         launch(ranked.leaves, smoke(runtime__processes=2), tmp_path, Recorder(), None)
 

@@ -95,7 +95,7 @@ def test_each_round_measures_how_far_it_went_from_its_own_start(tmp_path: Path) 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_round_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, number: int, after: int) -> None:
-    """In round 1 and 2, with the newest checkpoint that of the round's start, and a later one."""
+    """Killed in round 1 and 2, with the newest checkpoint that of the round's start, and a later one."""
     whole, wanted = Rounds(tmp_path / "whole", 2, {}).run()
     cut, last = Rounds(tmp_path / "cut", 2, {}), None
     for one in (1, 2):

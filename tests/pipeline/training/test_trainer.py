@@ -82,7 +82,7 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
 # --- liveness ----------------------------------------------------------------------------------------------
 
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
-"""So nearly greedy that text repeats itself."""
+"""Settings so nearly greedy that text repeats itself."""
 HELD = CONTROLS["adaptive bonus"]
 RULE = {"metric": "policy/entropy", "op": ">", "threshold": 0.0, "consecutive": 5}
 PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -141,7 +141,7 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 """Settings, and one knob at a time that is changed beside them."""
 CHANGES = [(settings, knob, value) for settings, knobs in PERTURBED for knob, value in knobs.items()]
 ELSEWHERE = {"critic__pretraining_steps", "algorithm__name"}
-"""Of a stage of its own (`tests/pipeline/stages/test_value_pretraining.py`); and a preset's name."""
+"""A knob of another stage (`tests/pipeline/stages/test_value_pretraining.py`); and a preset's name."""
 Trajectory = tuple[Any, dict[int, dict[str, float]], dict[str, torch.Tensor]]
 
 
@@ -244,7 +244,7 @@ def test_numbers_that_are_not_finite_end_the_trial_as_diverged_with_good_weights
 def test_a_collapse_ends_the_trial_with_the_weights_before_it(
     tmp_path: Path, knobs: dict[str, Any], words: str
 ) -> None:
-    """Which are those of a trial that ends there, however rare the checkpoints are."""
+    """The weights are those of a trial that ends there, however rare the checkpoints are."""
     outcome, rows, state = run(tmp_path / "often", runtime={"checkpoint_updates": 1}, **knobs)
     assert outcome.status == "diverged"
     assert words in str(outcome.reason)

@@ -54,7 +54,7 @@ def test_arms_differ_in_more_than_colour(records: StudyRecords) -> None:
 def test_figures_state_n_and_have_an_alternative_and_their_origin(
     records: StudyRecords, findings: Findings, tmp_path: Path
 ) -> None:
-    """That they are the same files twice is tested with the report."""
+    """Another test, of the report, draws them twice and compares the files."""
     found = dict(draw(records, findings, tmp_path))
     assert set(found) == set(FIGURES) - OF_OTHER_DESIGNS
     for one in found.values():

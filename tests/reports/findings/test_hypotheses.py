@@ -1,4 +1,4 @@
-"""Verdicts on hypotheses against the recorded tables, and how the page tells them."""
+"""Verdicts on hypotheses against the recorded tables, and their text on the page."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords, ask: As
 
 
 def test_more_hypotheses_need_smaller_p_values(records: StudyRecords) -> None:
-    """The same part is supported alone and undecided beside others, and the reason says so."""
+    """The same part is supported alone and undecided beside others, as the reason states."""
     hypothesis = next(one for one in records.study.hypotheses if one.name == "series")
     (alone,) = asking(records, hypothesis)
     assert alone.outcome == "SUPPORTED"

@@ -1,4 +1,4 @@
-"""What to use: the best arm that keeps the constraints, its rivals, and what to expect of one more seed."""
+"""The recommendation: the best arm that keeps the constraints, its rivals, and what to expect of one more seed."""
 
 from __future__ import annotations
 

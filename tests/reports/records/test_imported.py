@@ -1,4 +1,4 @@
-"""The page of imported trials: it says where training ended and what is not there, and shows no more than was
+"""The page of imported trials: it shows where training ended and what is not there, and shows no more than was
 logged."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def wandering(rng: np.random.Generator, shape: tuple[int, ...], share: float, co
 
 
 def raised(gold: np.ndarray) -> np.ndarray:
-    """Whether each trial of studies x arms x seeds x records raises an alarm, where KL and proxy rise throughout."""
+    """Return whether each trial of studies x arms x seeds x records raises an alarm; KL and proxy rise throughout."""
     up, steps = np.linspace(0.0, 2.0, gold.shape[-1]), np.arange(gold.shape[-1]) * 16.0
     studies = [[[Updates(steps, up, one, up) for one in seeds] for seeds in arms] for arms in gold]
     return np.array([[[one is not None for one in arm] for arm in alarms(study)] for study in studies])
@@ -53,7 +53,7 @@ def test_few_studies_without_a_trend_raise_any_alarm(correlation: float) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(("arms", "seeds", "records"), [(5, 3, N), (1, 1, N), (12, 5, N), (5, 3, 48), (5, 3, 400)])
 def test_the_false_alarms_that_are_published(arms: int, seeds: int, records: int) -> None:
-    """At most 5 % at every correlation up to 0.6 and with a slow wander; and about 5 % at the worst of them."""
+    """The rate is at most 5 % at every correlation up to 0.6 and with a slow wander; about 5 % at the worst of them."""
     shape = (max(500, 25_000 // (arms * seeds)), arms, seeds, records)
     error = np.sqrt(0.05 * 0.95 / shape[0])
     noises = [correlated(np.random.default_rng(3), shape, own) for own in (0.0, 0.2, 0.4, 0.6)]

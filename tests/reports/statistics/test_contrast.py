@@ -1,4 +1,4 @@
-"""Contrasts against numbers worked out by hand, and what an interval says of an expectation."""
+"""Contrasts against numbers worked out by hand, and verdicts on an expectation by an interval."""
 
 from __future__ import annotations
 

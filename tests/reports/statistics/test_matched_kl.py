@@ -45,7 +45,7 @@ def test_half_of_the_seeds_and_two_are_enough() -> None:
 
 
 def test_the_table_is_linear_in_what_was_measured() -> None:
-    """With little spread, every cell is the curve through its own measurements."""
+    """Every cell, where the spread is small, is the curve through its own measurements."""
     spread = 1e-4 * np.random.default_rng(0).standard_normal((4, 3, 6))
     kl = np.array([2.0, 3.8, 6.7])[:, None] + spread[0]
     values = np.array([2.9, 4.4, 4.6])[:, None] + spread[1]
@@ -61,7 +61,7 @@ def test_the_table_is_linear_in_what_was_measured() -> None:
 
 @pytest.mark.parametrize("ratio", [1.5, 4.0])
 def test_the_curve_cuts_off_a_maximum_between_two_ends(ratio: float) -> None:
-    """Of the parabola 2 d - d² in d = sqrt(KL), whose rise to its maximum is 1, as `WIDEST` states it."""
+    """The parabola 2 d - d² in d = sqrt(KL), whose rise to its maximum is 1, as `WIDEST` states it."""
     d = np.array([0.0, 2.0, 2.0 * ratio**0.5]) / (1 + ratio**0.5)
     cut_off = ((ratio**0.5 - 1) / (ratio**0.5 + 1)) ** 2
     assert 1 - interpolate(d**2, 2 * d - d**2, 1.0) == pytest.approx(cut_off)

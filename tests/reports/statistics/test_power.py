@@ -25,7 +25,7 @@ def test_sample_sizes_of_the_paired_t_test(effect: float, n: int) -> None:
 
 
 def test_detectable_is_found_four_times_in_five() -> None:
-    """Where the variances are known to be those that the power was made from."""
+    """Known variances, equal to those that the power was made from."""
     rng, seeds = np.random.default_rng(3), 3
     between, prompts, own, rest = 0.1, 100, 0.3, 0.5
     numbers = (0.0, between**2 + rest**2 / prompts, rest**2 / prompts, (own**2 + rest**2 / seeds) / prompts)

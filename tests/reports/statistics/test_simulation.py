@@ -17,7 +17,7 @@ from reports.statistics.coverage import RARE, REPLICATES, RESULTS, coverage_with
 from reports.statistics.matched_kl import WIDEST
 
 FAILS = {RARE: 0.70, "sd 1": 0.91}
-"""How far below 93 % the coverage of a mean goes: seeds that agree do not show the one that drops, and rates near 1
+"""Coverages of a mean below 93 %: seeds that agree do not show the one that drops, and rates near 1
 are skewed where seeds differ by a standard deviation over prompts."""
 ERROR = (0.05 * 0.95 / REPLICATES) ** 0.5
 

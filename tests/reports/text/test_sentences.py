@@ -148,7 +148,7 @@ def test_undecided_comes_with_the_difference_that_could_have_been_missed(
     assert lacking(found(detectable=0.3), f"0.300 ({worst.arm})", f"{worst.seeds_needed} seeds") == []
     assert "seeds." not in found(seeds_needed=None)
     assert caveats(records, changed(findings, outcome="better"), "80 % power") == []
-    # An interval without 0 is no verdict where the corrected p is too large, and the page says so.
+    # An interval without 0 is no verdict where the corrected p is too large, and the page states it.
     first, *others = findings.effects
     apart = replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
     odd = replace(first, estimate=apart, p_holm=0.0712, outcome="undecided", p_equivalence=None)

@@ -155,7 +155,7 @@ def test_a_trial_that_runs_stops_and_ends(make: Callable[..., Tracked], empty_st
 
 
 def sent_at_once(tracked: Tracked, empty_store: Path) -> dict[str, Any]:
-    """The same records in a store that knew nothing."""
+    """Return the same records in a store that was empty."""
     copy = tracked.moved(tracked.layout.root.with_name("copy"))
     shutil.copy(empty_store, copy.layout.mlflow_file)
     assert copy.sync(status="complete") is not None

@@ -1,4 +1,4 @@
-"""What adjusts the size of a step, and the weights of penalties, by hand. Coefficients: test_parts.py."""
+"""Controllers of the step size, and of the weights of penalties, by hand. Coefficients: test_parts.py."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_k3_keeps_its_digits_for_small_log_ratios() -> None:
 
 @given(pair=logits)
 def test_in_expectation(pair: tuple[list[float], list[float]]) -> None:
-    """By a sum over the vocabulary: k1 and k3 are unbiased, k2 is half the mean square; samples of an older policy
+    """Sum over the vocabulary: k1 and k3 are unbiased, k2 is half the mean square; samples of an older policy
     need its ratio, as `policy/kl_ref_per_token` has it; KL and entropy add up over independent choices."""
     pi, ref = (torch.log_softmax(f64(*one), -1) for one in pair)
     truth, probabilities = exact_kl(pi, ref).item(), pi.exp()
@@ -79,7 +79,7 @@ def test_k2_and_k3_are_never_negative_for_any_16_bit_number(dtype: torch.dtype) 
 
 
 def test_a_limited_log_ratio_is_itself_up_to_the_limit_and_has_its_gradient_beyond() -> None:
-    """To the bit, so that the limit moves no ordinary training."""
+    """Equal to the bit, so that the limit moves no ordinary training."""
     ordinary = torch.cat([drawn(200, seed=1, dtype=torch.float32) * 10, torch.tensor([-200.0, -0.0, 0.0, 80.0])])
     d = torch.cat([ordinary, torch.tensor([88.8, 1e4])]).requires_grad_()
     found = limited(d)
