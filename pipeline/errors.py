@@ -1,4 +1,4 @@
-"""What a user is shown as one line, never as a traceback: a mistake of theirs, or a fault of data, disk or program."""
+"""Errors shown as one line, never as a traceback: a user's mistake, or a fault of data, disk or program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 USER_ERROR = 2
 FAULT = 4
-"""Apart from every verdict of `falsify` (0, 1, 3)."""
+"""Exit code, different from every verdict of `falsify` (0, 1, 3)."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 WITHOUT_MISSING = "--without-missing"
@@ -14,7 +14,7 @@ WITHOUT_MISSING = "--without-missing"
 
 
 class UserError(Exception):
-    """Something the user can put right; the message says what, where and how. Exit code 2."""
+    """Something the user can put right; the message states what, where and how. Exit code 2."""
 
 
 class Fault(Exception):

@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.errors import Fault
 
 _FULL = re.compile(r"no space left on device|database or disk is full|disk quota exceeded", re.IGNORECASE)
-"""As the C library, the Rust libraries (safetensors, tokenizers), SQLite and pyarrow say it."""
+"""Messages of the C library, the Rust libraries (safetensors, tokenizers), SQLite and pyarrow."""
 
 AMPLE = 64 * 2**20
 """Bytes; a disk with more free than this is not the one that is full, or its owner's quota is."""
@@ -30,7 +30,7 @@ class DiskFull(Fault):
 def is_disk_full(error: BaseException) -> bool:
     """Return whether a full disk, or a used-up quota, stands anywhere in the chain of an exception.
 
-    `torch.save` and SQLAlchemy raise an exception of their own after it, and that one blames something else.
+    `torch.save` and SQLAlchemy raise an exception of their own after it, which names another cause.
     """
     return any(
         getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(link)) for link in chain(error)
@@ -68,7 +68,7 @@ def disk_full(error: BaseException, root: Path) -> DiskFull:
 
 
 def explained(error: BaseException, root: Path) -> Fault:
-    """One line for an exception that nobody expected; its traceback goes to a log file under the output root."""
+    """One line for an unexpected exception; its traceback goes to a log file under the output root."""
     if is_disk_full(error):
         return disk_full(error, root)
     line = in_words(error)

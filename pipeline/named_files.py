@@ -12,14 +12,14 @@ from pipeline.errors import UserError
 from pipeline.wording import shown
 
 MOST_BYTES = 16 * 2**30
-"""Of a table; it is read into memory."""
+"""Bytes of the largest table, which is read into memory."""
 MOST_ENTRIES = 100_000
 """Files and folders below a folder that is searched: ``/`` has more, and was not meant."""
 UNREADABLE = (
     ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError, RecursionError, MemoryError, OSError,
     csv.Error,
 )  # fmt: skip
-"""What libraries raise at a file that is not what its name says; pyarrow's own classes are among their children."""
+"""Exceptions of libraries at a file of another kind than its name suggests; pyarrow's own classes are subclasses."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 def place(name: str | Path) -> Path:
-    """The absolute path that a name on the command line stands for. Raises `UserError` for a home that nobody has."""
+    """The absolute path that a name on the command line stands for. Raises `UserError` for an unknown user's home."""
     try:
         return Path(name).expanduser().absolute()
     except RuntimeError:
@@ -38,7 +38,7 @@ def place(name: str | Path) -> Path:
 
 
 def state(path: Path) -> os.stat_result | None:
-    """What is at a path, links followed; None where nothing is, or no file system could hold it."""
+    """Return the status of a path, links followed; None where nothing is there, or no file system could hold it."""
     try:
         return path.stat()
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def state(path: Path) -> os.stat_result | None:
 
 
 def other_kind(path: Path) -> str | None:
-    """What is at a path instead of a plain file, in words; None where a plain file is, or nothing."""
+    """Return what is at a path instead of a plain file, in words; None where a plain file is, or nothing."""
     found = state(path)
     if found is None or stat.S_ISREG(found.st_mode):
         return None
@@ -60,13 +60,13 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """The same of a folder."""
+    """Return whether a folder is there."""
     found = state(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def require_file(path: Path, origin: str, most: int = MOST_BYTES) -> None:
-    """Refuse what is no plain file, or a larger one than anybody means. Raises `UserError`."""
+    """Refuse what is no plain file, or is larger than `most` bytes. Raises `UserError`."""
     try:
         found = path.stat()
     except (OSError, ValueError) as error:
@@ -95,6 +95,6 @@ def below(folder: Path, origin: str) -> list[Path]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, on one line; its kind where it says nothing."""
+    """Return the first line of an exception's message; its type where it has none."""
     lines = str(error).strip().splitlines()
     return shown(lines[0], 400) if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""How a coefficient moves in a trial: what the sections `kl` and `entropy` have in common."""
+"""Schedule of a coefficient in a trial: what the sections `kl` and `entropy` have in common."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEGINS = Beside(
     lambda section: not section.begins_at_a_stage,
     "stages",
 )
-"""Whether the value at the start is ever in force."""
+"""Condition that the value at the start is ever in force."""
 
 
 class AdaptiveSettings(Section):

@@ -48,7 +48,7 @@ def counted(series: Iterable[Record], before_step: int | None) -> list[Record]:
 
 @dataclass
 class Watcher:
-    """Follows the metrics of a running trial, and says when a rule is broken. All state is in `state`, which
+    """Follows the metrics of a running trial, and reports when a rule is broken. All state is in `state`, which
     checkpoints keep."""
 
     rules: tuple[StopRule, ...]
@@ -73,7 +73,7 @@ class Watcher:
         return None
 
     def state(self) -> dict[str, list[list[float]]]:
-        """For a checkpoint."""
+        """Return the records for a checkpoint."""
         return {key: [[step, value] for step, value in records.items()] for key, records in self.series.items()}
 
     def load(self, state: Mapping[str, list[list[float]]]) -> None:

@@ -34,9 +34,9 @@ CHARGED = ("values", "critic")
 """Stages that only some algorithms need. Their work is charged in full to every trial that uses them, also where
 several trials share it."""
 OPPONENTS = "opponents.json"
-"""What the opponents of a reward took, in the log of the stage `reward`: charged in the same way."""
+"""Cost of the opponents of a reward, in the log of the stage `reward`: charged in the same way."""
 ADDED_UP = ("wall_s", "generated_tokens", "tflop", "t4_s")
-"""What is charged."""
+"""Quantities that are charged."""
 
 
 def run_trial(
@@ -59,7 +59,7 @@ def run_trial(
 
 
 def cost_of(artifacts: Mapping[str, Artifact]) -> dict[str, float]:
-    """What a trial took: its training, and the stages that its algorithm needs beside those of every trial.
+    """Cost of a trial: its training, and the stages that its algorithm needs beside those of every trial.
 
     What such a stage took is in the totals, and apart under its name (``values_wall_s``), and so is what the opponents
     of the first reward took (``opponents_wall_s``). What it took to answer the held-out prompts is apart alone, and
@@ -90,7 +90,7 @@ def _logged(artifact: Artifact, name: str) -> dict[str, Any]:
 
 
 def plan_trial(config: TrialConfig, layout: Layout) -> list[dag.StagePlan]:
-    """What `run_trial` would build and what it would find; builds nothing.
+    """Return what `run_trial` would build and what it would find; builds nothing.
 
     Raises `UserError` where a stage that has still to run would look in vain for its data or a model.
     """
@@ -121,7 +121,7 @@ def check_budget(config: TrialConfig, label: str) -> None:
 
 
 def execution(config: TrialConfig) -> dict[str, str]:
-    """With what trials of this configuration would compute here. Raises `UserError` for GPUs that are not there."""
+    """Hardware and precision for trials of this configuration here. Raises `UserError` for GPUs that are not there."""
     from pipeline.models.precision import execution as how
     from pipeline.models.process import check_devices
 

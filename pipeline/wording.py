@@ -1,4 +1,4 @@
-"""What a user wrote, put into a message: no character that a terminal obeys, and no more than can be read.
+"""Text of a user, put into a message: no character that a terminal obeys, and no more than can be read.
 
 Imports nothing of the project, so that every layer can use it."""
 
@@ -9,9 +9,9 @@ import re
 MOST_LINES = 5
 """Lines of a refusal, at most."""
 LINE = 2_000
-"""Characters of one line, at most: lists of arms and of columns are long, and their ends say what to do."""
+"""Characters of one line, at most: lists of arms and of columns are long, and their ends hold the remedy."""
 VALUE = 120
-"""Characters of a value that somebody gave."""
+"""Characters of a value that a user gave."""
 _CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff\\ufeff"
 _UNSEEN = re.compile(f"[{_CONTROL}]")
 _HARMFUL = re.compile(f"(?![\\n\\t])[{_CONTROL}]")

@@ -1,5 +1,5 @@
-"""What the trainer asks of an algorithm: an estimator of advantages, and a surrogate of the policy's loss. Their code
-is found by the lines in `pipeline.algorithms.kinds`.
+"""Interface of an algorithm: an estimator of advantages, and a surrogate of the policy's loss. Their code is found by
+the lines in `pipeline.algorithms.kinds`.
 
 B sequences, T response columns, N valid tokens of some rows, row by row.
 """
@@ -20,7 +20,7 @@ from pipeline.config.effects import value_at
 
 @dataclass(frozen=True)
 class Replayed:
-    """What states of a rollout are worth, by sampling them onwards."""
+    """Values of states of a rollout, found by sampling them onwards."""
 
     values: Tensor
     """(B, T) mean of the rewards to go over the continuations of the state before token t, score units; 0 where not
@@ -33,7 +33,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Judged:
-    """A rollout as an estimator sees it, in score units."""
+    """A rollout as the input of an estimator, in score units."""
 
     scores: Tensor
     """(B,) of the responses, after EOS handling; less the KL penalty of the response where it is in the score."""
@@ -46,12 +46,11 @@ class Judged:
     groups: Tensor
     """(B,) int64, equal for the responses to one prompt."""
     greedy: Tensor | None = None
-    """(B,) reward of the greedy response to the same prompt, its KL penalty included; where the advantage asks for
-    it."""
+    """(B,) reward of the greedy response to the same prompt, KL penalty included; where the advantage needs it."""
     v_star: Tensor | None = None
     """(B,) V* of each response's prompt, where the advantage needs it."""
     replayed: Replayed | None = None
-    """Where the advantage or the critic asks for it."""
+    """Replayed states, where the advantage or the critic needs them."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +64,11 @@ class AdvantageEstimate:
 
 
 Estimator = Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
-"""From what was rolled out to advantages."""
+"""Function from a judged rollout to advantages."""
 Surrogate = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
-"""From the log-probs of n tokens, or the sums or means of n responses, by the network and by the policy that sampled,
-nats, their advantages (n,), and the settings of the trust region to the policy's losses (n,), to be minimised, and what
-metrics average, (n,) each."""
+"""Function of the log-probs of n tokens, or the sums or means of n responses, by the network and by the policy that
+sampled, nats; of their advantages (n,); and of the settings of the trust region. Returns the policy's losses (n,), to
+be minimised, and (n,) of each metric, to be averaged."""
 Losses = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 """A surrogate with its settings."""
 

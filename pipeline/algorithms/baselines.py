@@ -23,7 +23,7 @@ EPSILON = 1e-4
 
 
 def _of_scores(compare: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
-    """From scores (B,) and groups (B,) to what each score is worth (B,): the estimator."""
+    """Build an estimator from a function of scores (B,) and groups (B,) that returns the worth (B,) of each score."""
 
     def estimate(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
         worth = compare(judged.scores, judged.groups).unsqueeze(1)
@@ -34,7 +34,7 @@ def _of_scores(compare: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
 
 
 batch_mean = _of_scores(lambda scores, groups: scores - scores.mean())
-"""REINFORCE (Williams 1992) with the mean of the rollout: easy prompts are praised for being easy."""
+"""REINFORCE (Williams 1992) with the mean of the rollout: responses to easy prompts have an advantage."""
 
 rloo = _of_scores(leave_one_out)
 """Ahmadian 2024 (arXiv 2402.14740). With G responses it is G / (G - 1) times `group_mean`."""
@@ -51,7 +51,7 @@ distances from their groups' means, and divides by n - 1."""
 
 
 preference = _of_scores(prefers)
-"""Which of two responses is the better one: what a loss of pairs needs to know. Equal ones are left out."""
+"""1 for the better of two responses, -1 for the other, 0 for equal ones, which a loss of pairs leaves out."""
 
 
 def remax(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:

@@ -1,4 +1,4 @@
-"""What an algorithm and its training are made of, one line each: advantages, trust regions, and parts of training.
+"""Kinds of advantages, trust regions and parts of training, one line each.
 
 Settings, schema, messages and code are found by these lines. Code is imported when a trial needs it, settings need no
 torch, and a line whose code is not chosen is part of no key. A new kind is a file with its code, its settings beside
@@ -24,17 +24,17 @@ class Advantage:
     critics: tuple[str, ...] = ("none",)
     """Values of ``critic.kind`` that it works with."""
     least_responses: int = 1
-    """Of ``train.responses_per_prompt``."""
+    """Smallest ``train.responses_per_prompt``."""
     most_responses: int | None = None
-    """The same; None: any number."""
+    """Largest ``train.responses_per_prompt``; None: any number."""
     varies: bool = False
-    """Whether the tokens of a response have different advantages, wherever the KL penalty is."""
+    """True where the tokens of a response have different advantages, wherever the KL penalty is."""
     greedy: bool = False
-    """Whether a rollout samples the greedy response to each of its prompts too."""
+    """True where a rollout also samples the greedy response to each of its prompts."""
     replay: bool = False
-    """Whether states of the rollout are sampled onwards."""
+    """True where states of the rollout are sampled onwards."""
     values: bool = False
-    """Whether it needs samples of the reference for every prompt, scored beforehand: the stage `values`."""
+    """True where scored samples of the reference are needed for every prompt: the stage `values`."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class TrustRegion:
     learner: str = "pipeline.training.update:Learner"
     """``module:class`` of what takes the steps of an update."""
     pairwise: bool = False
-    """Whether the loss is one of pairs of responses."""
+    """True for a loss of pairs of responses."""
 
 
 @dataclass(frozen=True)
 class PartKind:
-    """What acts on a trial beside the gradient of surrogate and critic."""
+    """A part of training, which acts on a trial beside the gradient of surrogate and critic."""
 
     code: str
     """``module:class`` of its `pipeline.training.part.Part`."""
     settings: str | None = None
     """``module:class`` of its `pipeline.config.base.PartSettings`, which stand in the section that has its name."""
     section: str = ""
-    """Of a part without such a section: the key of the one that it reads."""
+    """Key of the section that a part without its own reads."""
 
 
 ADVANTAGES: dict[str, Advantage] = {
@@ -170,4 +170,4 @@ PARTS: dict[str, PartKind] = {
     "target_kl": PartKind("pipeline.training.parts.brakes:TargetKl", section="algorithm"),
     "stop": PartKind("pipeline.training.parts.stop:StopRules", section="train"),
 }
-"""In the order of their factors on the learning rate, and of their terms in the loss."""
+"""Parts of training, in the order of their factors on the learning rate and of their terms in the loss."""

@@ -1,4 +1,4 @@
-"""What holds the policy near its reference: the section `kl`."""
+"""The penalty that holds the policy near its reference: the section `kl`."""
 
 from __future__ import annotations
 
@@ -81,18 +81,18 @@ class KlConfig(Scheduled):
     )
 
     def grouped_in(self, place: Literal["reward", "loss"]) -> bool:
-        """Whether the penalty stands there, and is one on groups of tokens."""
+        """Return whether the penalty is at `place`, and on groups of tokens."""
         return self.place == place and self.group != "token"
 
     @property
     def by_sequence(self) -> bool:
-        """Whether the loss is the square of a whole response's log-ratio, which is minimised on any samples."""
+        """Return whether the loss is the square of a whole response's log-ratio, which is minimised on any samples."""
         whole = self.grouped_in("loss") and self.group == "sequence" and self.group_credit == "shared"
         return whole and self.loss_estimator == "k2"
 
     @property
     def squares_throughout(self) -> bool:
-        """Whether that square has a weight above 0 from the first update to the last."""
+        """Return whether that square has a weight above 0 from the first update to the last."""
         return self.by_sequence and all(self.extremes)
 
     @property

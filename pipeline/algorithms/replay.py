@@ -25,8 +25,8 @@ def starts(lengths: Tensor, width: int, every: int) -> Tensor:
 def held(values: Tensor, known: Tensor) -> Tensor:
     """(B, T) the value of the newest known state at each place; values and known (B, T), known at 0.
 
-    Between two known states it does not lean towards the next one, as a line between them would: that value depends on
-    the tokens in between, and a baseline that knows what it is subtracted from takes away some of the gradient.
+    Between two known states it is not drawn to the next one, as by a line between them: that value depends on
+    the tokens in between, and a baseline that depends on them takes away some of the gradient.
     """
     place = torch.arange(values.shape[1], device=values.device).expand_as(values)
     newest = torch.where(known, place, 0).cummax(dim=1).values

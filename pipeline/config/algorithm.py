@@ -1,4 +1,4 @@
-"""What the policy's loss is made of, and what takes its steps: the sections `algorithm` and `optimiser`."""
+"""The policy's loss and its optimiser: the sections `algorithm` and `optimiser`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COMMON_RATE = When(
 )
 GUARD = setting("optimiser.guard", True)
 LARGEST_MEAN_CLIP = 0.02
-"""Above it, a clip range on a response's mean ratio is one that was meant for tokens."""
+"""Largest clip range on a response's mean ratio; a larger one was meant for tokens."""
 
 
 @with_settings(TRUST_REGIONS, Chosen("trust_region"))
 @with_settings(ADVANTAGES, Chosen("advantage"))
 class AlgorithmConfig(Section):
-    """What the policy's loss is made of. An arm may write ``algorithm: grpo`` for ``algorithm.name: grpo``."""
+    """Definition of the policy's loss. An arm may write ``algorithm: grpo`` for ``algorithm.name: grpo``."""
 
     name: Annotated[Literal[tuple(PRESETS)], Always()] = Field(  # type: ignore[valid-type]
         "ppo", description="; ".join(f"{name}: {preset.summary}" for name, preset in PRESETS.items())
@@ -153,7 +153,7 @@ class OptimiserConfig(Section):
 
 
 def check_advantage(config: Config) -> None:
-    """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it would not ask."""
+    """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it does not use."""
     critic, responses = config.critic.kind, config.train.responses_per_prompt
     need, advantage = ADVANTAGES[config.algorithm.advantage], f"advantage '{config.algorithm.advantage}'"
     given = f"train.responses_per_prompt {responses}: {advantage}"

@@ -1,4 +1,4 @@
-"""What all sections of the configuration are made of: immutability and kinds of numbers."""
+"""Base of all sections of the configuration: immutability and kinds of numbers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic_core import CoreSchema
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-"""What pins a repository of the hub."""
+"""Commit that pins a repository of the hub."""
 MOST = 10**12
 """The largest value of a setting; seeds may be larger."""
 Seed = Annotated[int, Field(ge=0, le=10**18)]
 Positive = Annotated[int, Field(gt=0, le=MOST)]
 Width = Annotated[int, Field(gt=0, le=2**16)]
-"""Of a network built here, which is then allocated."""
+"""Width of a network built here, which is then allocated."""
 Layers = Annotated[int, Field(gt=0, le=1_000)]
 Tokens = Annotated[int, Field(gt=0, le=2**17)]
-"""In one text."""
+"""Number of tokens in one text."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0.0)]
 Stages = tuple[tuple[Fraction, NonNegative], ...]
-"""Of a piecewise schedule: pairs [fraction, value], the value from that fraction of the trial on."""
+"""A piecewise schedule: pairs [fraction, value], the value from that fraction of the trial on."""
 StrictlyPositive = Annotated[Finite, Field(gt=0.0)]
 
 
@@ -94,7 +94,7 @@ class PartSettings(Section):
 
     @property
     def acts(self) -> bool:
-        """Return whether these values ask for the part. Where they do not, the section is part of no key."""
+        """Return whether these values switch the part on. Where they do not, the section is part of no key."""
         raise NotImplementedError
 
     def check(self, config: Any) -> None:

@@ -1,4 +1,4 @@
-"""When a setting has an effect: conditions that stand beside the field or the section that they are about.
+"""Conditions under which a setting has an effect, written beside its field or section.
 
     horizon: Annotated[StrictlyPositive, setting("kl.control", "adaptive")] = Field(10_000, description=...)
     ocr: Annotated[OcrSettings, Chosen("kind")] = OcrSettings()
@@ -33,7 +33,7 @@ class When:
     switch: str
     """The key whose present value a message shows."""
     usual: bool = False
-    """Whether nearly all trials have it, so that a list of knobs need not repeat it."""
+    """True where nearly all trials have it, so that a list of knobs need not repeat it."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def inert(config: Config, key: str) -> str | None:
 
 
 def needs(model: type[BaseModel], key: str) -> str:
-    """What a knob needs to act, in words; empty for one that always acts."""
+    """Return what a knob needs to act, in words; empty for one that always acts."""
     return " and ".join(condition.words for condition in conditions(model, key) if not condition.usual)
 
 

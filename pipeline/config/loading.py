@@ -1,4 +1,4 @@
-"""From YAML and ``--set`` to a configuration, or to every fault in them at once.
+"""Reads YAML and ``--set`` into a configuration, or reports every fault in them at once.
 
 A profile (``pipeline/profiles/*.yaml``) is a complete `TrialConfig`; studies and ``--set`` change single dotted keys of
 it."""
@@ -53,8 +53,8 @@ def load_config(
     """Read a profile and change single keys of it.
 
     `overrides` maps dotted keys (``kl.beta``) to values; those of `below` are changed first. Raises `UserError`
-    with one line per fault: the key, the value, what is allowed and the nearest right name; `origin` says in these
-    lines where the overrides stood.
+    with one line per fault: the key, the value, what is allowed and the nearest right name; `origin` is the place
+    of the overrides in these lines.
     """
     config, faults = read_config(profile, overrides or {}, below or {})
     if config is None:
@@ -66,8 +66,8 @@ def load_config(
 def read_config(
     profile: str, overrides: Mapping[str, Any], below: Mapping[str, Any]
 ) -> tuple[TrialConfig | None, list[ConfigFault]]:
-    """As `load_config`, but gives all faults, each with the key of the override that has it. Raises `UserError` for an
-    unknown profile."""
+    """Load as `load_config` does, but return all faults, each with the key of the override that has it. Raises
+    `UserError` for an unknown profile."""
     names = profile_names()
     if profile not in names:
         raise UserError(f"no profile '{profile}'{nearest(profile, names)}; there are: {', '.join(names)}")
@@ -151,8 +151,8 @@ def _with(old: Mapping[str, Any], path: list[str], value: Any, key: str) -> dict
 
 @lru_cache(maxsize=16)
 def _read_profile(path: Path, modified_ns: int) -> dict[str, Any]:
-    """A profile's content, read and checked once: a large study asks for it once for every cell. Not to be changed by
-    the caller. Raises `UserError` with file and line."""
+    """A profile's content, read and checked once: a large study needs it for every cell. Not to be changed by the
+    caller. Raises `UserError` with file and line."""
     content = read_yaml(path)
     _, faults = validated(TrialConfig, {"profile": path.stem, **content})
     if faults:

@@ -14,7 +14,7 @@ from pipeline.wording import shown
 
 M = TypeVar("M", bound=BaseModel)
 MOST_FAULTS = 20
-"""So many faults are put into words: to look for the name that was meant takes milliseconds for each."""
+"""Number of faults that are put into words: to look for the name that was meant takes milliseconds for each."""
 
 PLAIN = {
     "tuple": "must be a list, such as [1, 2]",

@@ -21,10 +21,10 @@ def _words() -> dict[str, tuple[str, ...]]:
 
 
 WORDS = _words()
-"""Words by which papers and other libraries know a knob, lower case, and the keys that may be meant."""
+"""Names of a knob in papers and other libraries, lower case, and the keys that may be meant."""
 
 REMARKS: dict[str, str] = {"c1": " (of half the squared error: give twice a recipe's c1)"}
-"""What to say of a word whose key does not mean quite the same."""
+"""Remarks on words whose key does not mean quite the same."""
 
 SYMBOLS = (
     "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.clip.epsilon, c1 ="

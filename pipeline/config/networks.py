@@ -1,4 +1,4 @@
-"""What is trained beside and inside the policy: the sections `critic` and `adapter`."""
+"""Networks trained beside and inside the policy: the sections `critic` and `adapter`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class CriticConfig(Section):
 
 
 class AdapterConfig(Section):
-    """Which weights of the policy are trained."""
+    """Selection of the policy's weights that are trained."""
 
     kind: Annotated[Literal["none", "lora"], Always()] = Field(
         "none", description="lora: train a low-rank adapter; the network without it is the reference"

@@ -1,4 +1,4 @@
-"""What a loss of pairs needs, and what stored pairs change."""
+"""Needs of a loss of pairs, and effects of stored pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def given(config: Config) -> bool:
 
 
 def check_pairs(config: Config) -> None:
-    """Raise `ValueError` where a loss of pairs lacks what it needs, or something else asks for what only it has."""
+    """Raise `ValueError` where a loss of pairs lacks what it needs, or something else needs what only it has."""
     algorithm, kl, stored = config.algorithm, config.kl, config.train.data == "pairs"
     region = f"algorithm.trust_region is '{algorithm.trust_region}'"
     if algorithm.by_pairs:

@@ -12,7 +12,7 @@ import yaml
 from pipeline.errors import UserError
 
 SHORT, NAME = "algorithm", "algorithm.name"
-"""What users may write, and the key that it stands for."""
+"""The short form that users may write, and the key that it stands for."""
 
 
 KNOBS = (
@@ -28,7 +28,7 @@ class Preset:
     title: str
     summary: str
     settings: Mapping[str, Any]
-    """On top of the profile."""
+    """Settings on top of the profile."""
 
 
 def _presets() -> dict[str, Preset]:

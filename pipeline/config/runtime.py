@@ -10,7 +10,7 @@ from pipeline.config.base import Positive, Section, StrictlyPositive
 
 
 class RuntimeConfig(Section):
-    """How a trial runs: changes no result and is part of no stage's identity.
+    """Execution of a trial: changes no result and is part of no stage's identity.
 
     The exception is the numeric precision, which follows from the device and is part of the identity by itself
     (`pipeline.run.dag`). The sampler of rollouts counts as part of it: its rounding decides which texts are drawn.
@@ -53,7 +53,7 @@ class RuntimeConfig(Section):
 
 
 class CapsConfig(Section):
-    """What one trial may spend; a trial that reaches a cap ends as `budget`. Part of no stage's identity: a larger cap
+    """Limits of what a trial may spend; at a cap it ends as `budget`. Part of no stage's identity: a larger cap
     continues it."""
 
     wall_clock_h: StrictlyPositive = Field(2.5, description="most hours of training")

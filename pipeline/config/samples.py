@@ -1,4 +1,4 @@
-"""What is sampled beside rollouts: the sections `values` (the reference, before training) and `replay` (states of a
+"""Samples beside those of rollouts: the sections `values` (the reference, before training) and `replay` (states of a
 rollout, sampled onwards)."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ReplayConfig(Section):
 
 
 def has_replay(config: Config) -> bool:
-    """Whether a trial of this configuration, or of these sections of one, samples states of its rollouts onwards."""
+    """Return whether a trial with this configuration, or these sections of one, samples states of rollouts onwards."""
     return ADVANTAGES[config.algorithm.advantage].replay or teaches(config)
 
 

@@ -119,7 +119,7 @@ CHECKS: tuple[Callable[[Any], None], ...] = (
     check_sizes, check_advantage, check_pairs, check_rounds, check_rankings, check_ratio, check_critic,
     check_natural_step, check_scorers, check_sources,
 )  # fmt: skip
-"""What sections need of each other, in the order in which it is reported: the first fault ends it."""
+"""Checks across sections, in the order in which faults are reported: the first fault ends it."""
 
 
 @with_settings(PARTS, LEARNS)
@@ -169,7 +169,7 @@ class TrialConfig(Section):
 
     @property
     def gradient_steps(self) -> int:
-        """Those that the trial is to take."""
+        """Number of gradient steps that the trial is to take."""
         return self.train.steps if self.algorithm.learns else 0
 
     @property
@@ -193,7 +193,7 @@ class TrialConfig(Section):
         return len(self.reward.trained())
 
     def cautions(self) -> list[str]:
-        """What is allowed and yet likely to mislead, one line each."""
+        """Return what is allowed and yet likely to mislead, one line each."""
         scores = "lexicon" if self.gold.kind == GUARDED else self.gold.kind
         same = [
             name

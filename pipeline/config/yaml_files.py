@@ -1,6 +1,6 @@
 """YAML that people write: mappings, lists, texts and numbers, read without surprises, with the line of every entry.
 
-YAML can say more: a kilobyte of aliases stands for terabytes, a tag makes any value into another kind, a date is no
+YAML can hold more: a kilobyte of aliases stands for terabytes, a tag makes any value into another kind, a date is no
 text. Each is refused at its line, as is a key that is written twice.
 """
 
@@ -27,9 +27,9 @@ EXPONENT = re.compile(r"[-+]?(?:[0-9]+|[0-9]+\.[0-9]*|\.[0-9]+)[eE][-+]?[0-9]{1,
 """Numbers such as 1e-5 and 1.5e3, which YAML 1.1 takes for texts. A commit hash stays a text, since its exponent would
 have more than three digits; so does a key, such as an arm that is named 1e-5."""
 _DROPPED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", "tag:yaml.org,2002:merge")
-"""What YAML makes of dates, of ``=`` and of ``<<``; here they are texts."""
+"""Tags of YAML for dates, ``=`` and ``<<``; here they are texts."""
 FAULTS = (yaml.YAMLError, ValueError, OverflowError, LookupError, RecursionError)
-"""What PyYAML raises at a text: its scanner ValueError at "\\U99999999", its composer RecursionError at deep lists."""
+"""Exceptions of PyYAML: its scanner raises ValueError at "\\U99999999", its composer RecursionError at deep lists."""
 PLAIN = {
     "'\\t'": "a tab stands where YAML wants spaces; indent with spaces",
     "<block end>": "the indentation does not fit the lines above",

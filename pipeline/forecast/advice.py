@@ -43,12 +43,12 @@ class Forecast:
     stages: dict[str, dict[str, float]]
     """Memory of each stage by component [GiB]."""
     hours: dict[str, float]
-    """Of training, by phase."""
+    """Hours of training, by phase."""
     other_hours: dict[str, float]
-    """Of the other stages, most of which the trials of a study share; not compared with `caps.wall_clock_h`."""
+    """Hours of the other stages, most of which the trials of a study share; not compared with `caps.wall_clock_h`."""
     caps: CapsConfig
     timed: bool
-    """Whether the T4-hours are compared with `caps.wall_clock_h`: not where another GPU is used."""
+    """True where the T4-hours are compared with `caps.wall_clock_h`: not where another GPU is used."""
 
     @property
     def stage(self) -> str:

@@ -15,7 +15,7 @@ from pipeline.resources.machine import GIB
 from pipeline.rewards.learned_settings import is_judged
 
 FROZEN_BYTES = {"none": 4.0, "8bit": 1.0, "4bit": 0.516}
-"""Per frozen weight of a linear map, by `quantize`. In 4 bits half a byte, and the scales of blocks of 64,
+"""Bytes per frozen weight of a linear map, by `quantize`. In 4 bits half a byte, and the scales of blocks of 64,
 themselves in 8 bits (Dettmers 2023); in 8 bits one scale for each output is left out."""
 INTERPRETER_GIB, ADAPTER_LIBRARY_GIB = 0.40, 0.20
 """Resident set of a worker with its libraries but no network, and what importing peft adds. Measured on Linux."""
@@ -103,7 +103,7 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
 
 
 def _gradient_step(trial: ForecastSubject) -> Parts:
-    """What a gradient step allocates and frees again."""
+    """Memory that a gradient step allocates and frees again."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
     trunks = 2 if cfg.critic.kind == "separate" else 1

@@ -158,7 +158,7 @@ def _saved(network: torch.nn.Module, length: int, half: bool) -> int:
 
 @dataclass(frozen=True)
 class Trained:
-    """How much of a network is trained; counts of weights.
+    """Trained part of a network, as counts of weights.
 
     `parameters`: with gradients and optimiser state; `maps`: trained weights of linear maps; `forward`: weights of all
     linear maps, an adapter's included, through which a gradient passes too; `head`: whether the language-modelling head
@@ -177,7 +177,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class ForecastSubject:
-    """A trial as a forecast sees it: `shape` is that of the policy."""
+    """Subject of a forecast: `shape` is that of the policy."""
 
     config: TrialConfig
     shape: Shape
@@ -185,7 +185,7 @@ class ForecastSubject:
 
     @cached_property
     def policy(self) -> Trained:
-        """How much of the policy is trained."""
+        """Trained part of the policy."""
         shape, adapter = self.shape, self.config.adapter
         if not self.config.algorithm.learns:
             return Trained(0, 0, shape.maps)
@@ -195,7 +195,7 @@ class ForecastSubject:
 
     @cached_property
     def critic(self) -> Trained:
-        """How much of a separate critic's trunk is trained; nothing for a shared critic or none."""
+        """Trained part of a separate critic's trunk; nothing for a shared critic or none."""
         critic = self.config.critic
         if critic.kind != "separate":
             return Trained(0, 0, 0)

@@ -50,7 +50,7 @@ class Work:
 def trunk(
     shape: Shape, tokens: float, span: float, calls: float, trained: Trained | None = None, *, again: bool = False
 ) -> Work:
-    """A forward of so many positions, each of which sees `span`; with `trained` forth and back, `again` where
+    """A forward of so many positions, each of which attends to `span`; with `trained` forth and back, `again` where
     activations are recomputed."""
     attended, forth = 4.0 * shape.attention * shape.layers * tokens * span, shape.blocks * t4.BYTES_READ_CAST
     if trained is None:

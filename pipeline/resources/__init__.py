@@ -1,1 +1,1 @@
-"""What a process may use: memory, and what to do when it runs out; how much goes through a network at once; caps."""
+"""Resources of a process: its device and memory, its spending and caps, and optional packages."""

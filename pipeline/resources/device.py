@@ -12,7 +12,7 @@ precision."""
 
 
 def gpu_visible() -> bool:
-    """Return whether torch sees a CUDA device. Torch is imported only where the driver loads."""
+    """Return whether torch has a CUDA device. Torch is imported only where the driver loads."""
     if "torch" not in sys.modules and not _driver_loads():
         return False
     import torch

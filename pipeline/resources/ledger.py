@@ -14,9 +14,9 @@ from pipeline.resources.machine import GIB, peak_gib
 from pipeline.resources.roofline import EFFICIENCY, t4_seconds
 
 KEPT = "checkpoints"
-"""Where the checkpoints of a trial lie, and beside them the metrics of one that a cap has ended."""
+"""Folder of a trial's checkpoints, and of the metrics of one that a cap has ended."""
 MEMORY_KNOBS = ("micro_batch_size", "rollout_batch_size", "gradient_checkpointing", "processes")
-"""Of `runtime`: what changes how much memory a trial takes, and not its result."""
+"""Keys of `runtime` that change how much memory a trial takes, and not its result."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Reached:
     """A cap that has ended a trial."""
 
     key: str
-    """In the section `caps`."""
+    """Key in the section `caps`."""
     spent: float
     """A larger cap than this lets the trial go on."""
     words: str
@@ -62,7 +62,7 @@ class Ledger:
         return self.wall_before + time.perf_counter() - self._began
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return all counts for a checkpoint."""
         kept = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {**kept, "wall_before": self.wall_s}
 
@@ -89,7 +89,7 @@ class Ledger:
             self.bytes[self._phase] = self.bytes.get(self._phase, 0.0) + bytes_
 
     def wrote_checkpoint(self, size: int) -> None:
-        """One more checkpoint of `size` bytes."""
+        """Count one more checkpoint of `size` bytes."""
         self.checkpoints += 1
         self.checkpoint_bytes += size
 
@@ -99,7 +99,7 @@ class Ledger:
         return self.seconds.get("checkpoint", 0.0) / max(self.checkpoints, 1)
 
     def t4_seconds(self) -> float:
-        """What the counted work would take on a T4 by the roofline."""
+        """Seconds of the counted work on a T4 by the roofline."""
         return sum(t4_seconds(phase, self.flops[phase], self.bytes[phase]) for phase in self.flops)
 
     def cost(self) -> dict[str, float]:
@@ -157,13 +157,13 @@ def added(spent: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ended(config: TrialConfig, cap: dict[str, Any]) -> dict[str, Any]:
-    """What `raised_cap` will have to know of the cap that has ended a trial."""
+    """Record the cap that has ended a trial, as `raised_cap` needs it."""
     return cap | {"runtime": _memory_knobs(config)} if cap["key"] == "memory_gib" else cap
 
 
 def raised_cap(config: TrialConfig, meta: Mapping[str, Any]) -> str | None:
-    """Why a trial that a cap has ended goes on under this configuration, or None: a larger cap, or other knobs of
-    memory. `meta`: of its artifact."""
+    """Return why a trial that a cap has ended goes on under this configuration, or None: a larger cap, or other knobs
+    of memory. `meta` is that of its artifact."""
     cap = meta.get("cap")
     if cap is None:
         return None

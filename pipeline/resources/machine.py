@@ -1,4 +1,4 @@
-"""What a process takes of its machine's memory: high-water marks, and the cap that an allocator can hold.
+"""Memory of a process: high-water marks, and the cap that an allocator can hold.
 
 A process that computes on the CPU must not touch a card: the context alone would take some 300 MiB of it.
 """
@@ -92,7 +92,7 @@ def hold_allocator(max_gib: float) -> None:
 
 
 def _peak_resident() -> float:
-    """Bytes. Linux's own mark can be reset; that of getrusage also knows the program that started this one."""
+    """Bytes. Linux's own mark can be reset; that of getrusage includes the program that started this one."""
     with suppress(OSError):
         for line in (PROC / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -84,7 +84,7 @@ class NullLog(MetricsLog):
 
 @dataclass(frozen=True)
 class Files:
-    """What a trial writes while it runs."""
+    """Files that a trial writes while it runs."""
 
     metrics: Path
     checkpoints: Path
@@ -92,7 +92,7 @@ class Files:
 
 
 class Checkpoints:
-    """Those of a running trial, and its metrics file, which they refer to."""
+    """Checkpoints of a running trial, and its metrics file, which they refer to."""
 
     def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Reporter, round_: Round) -> None:
         self._files, self._state, self._ranks, self._watch, self._round = files, state, ranks, watch, round_
@@ -101,7 +101,7 @@ class Checkpoints:
         """Where the newest one was written."""
 
     def due(self, knobs: RuntimeConfig) -> bool:
-        """Whether it is time for one: enough updates after the last one, and not too large a share of the time."""
+        """Return whether one is due: enough updates after the last one, and not too large a share of the time."""
         ledger, share = self._state.ledger, knobs.checkpoint_share
         rare = share is None or ledger.checkpoint_s <= share * (ledger.wall_s - self.saved.wall_s)
         return rare and self._state.update - self.saved.update >= knobs.checkpoint_updates

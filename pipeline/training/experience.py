@@ -1,4 +1,4 @@
-"""What the epochs of an update learn from, and some rows of it as the losses see them."""
+"""Data that the epochs of an update learn from, and some rows of it as the input of losses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.models.seeding import permutation
 
 @dataclass(frozen=True)
 class Measured:
-    """What the networks say of every valid token; grids are (B, T), 0 on invalid tokens, nats."""
+    """Measurements by the networks at every valid token; grids are (B, T), 0 on invalid tokens, nats."""
 
     logprobs: Tensor
     ref_logprobs: Tensor
@@ -26,7 +26,7 @@ class Measured:
     entropy: Tensor
     """Exact, of the policy."""
     values: Tensor | None
-    """Of the critic, in score units; None without one."""
+    """Values by the critic, in score units; None without one."""
     start_kl: Tensor | None = None
     """Exact, to the policy that the round began with; None in a trial without rounds."""
 
@@ -39,7 +39,7 @@ class Experience:
     measured: Measured
     advantages: Tensor
     returns: Tensor | None
-    """Of the critic's loss; None without a critic."""
+    """Targets of the critic; None without one."""
     kl_coef: float
     """beta in force."""
 
@@ -112,11 +112,10 @@ class LossTerm:
     """A term of the policy's loss on some rows, as what the chunked head can differentiate: a loss of each token."""
 
     loss: Callable[[slice, Tensor, Entropy], Tensor]
-    """From a slice of the N tokens, their new log-probs (n,) and entropies to losses (n,) whose gradient, not value, is
-    the term's."""
+    """Function from a slice of the N tokens, their new log-probs (n,) and entropies to losses (n,) whose gradient, not
+    value, is the term's."""
     sums: Callable[[Tensor], dict[str, Tensor]] = lambda logprobs: {}
-    """From all new log-probs (N,) to the metrics summed, so that a division by the mini-batch's tokens averages
-    them."""
+    """Function from all new log-probs (N,) to metrics, which are summed and divided by the mini-batch's tokens."""
 
 
 def summed(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -136,8 +135,7 @@ def groups_of(episodes: Episodes, kl: KlConfig, closes: Tensor | None) -> Tensor
 
 
 def in_turn(n: int, size: int, update: int, seed: int, label: str) -> Tensor:
-    """Which of `n` things are taken in an update that takes `size` of them, (size,) int64: each pass over all of them
-    in a fresh order."""
+    """Choose `size` of `n` things for an update, (size,) int64: each pass over all of them is in a fresh order."""
     places = range(update * size, (update + 1) * size)
     orders = {turn: permutation(n, seed, label, turn) for turn in {place // n for place in places}}
     return torch.stack([orders[place // n][place % n] for place in places])

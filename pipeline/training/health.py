@@ -1,4 +1,4 @@
-"""Whether a trial can still learn: finite numbers, a policy that has not collapsed, a KL that makes sense."""
+"""Signs that a trial can still learn: finite numbers, a policy that has not collapsed, a KL that makes sense."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def repetition(responses: Tensor, mask: Tensor) -> float:
 
 
 def check_collapse(metrics: dict[str, float], cfg: TrialConfig) -> None:
-    """Raise `Diverged` for a rollout whose policy hardly chooses any more, or says the same thing over and over."""
+    """Raise `Diverged` for a rollout whose policy hardly chooses any more, or repeats the same text over and over."""
     entropy_per_token = metrics["objective/entropy_per_token"]
     if entropy_per_token < cfg.train.min_entropy:
         raise Diverged(

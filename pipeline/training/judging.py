@@ -1,4 +1,4 @@
-"""Steps 3 and 4 of an update: what sampled responses are worth, and what the networks say of their tokens."""
+"""Steps 3 and 4 of an update: scores of sampled responses, and measurements of their tokens by the networks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pipeline.training.processes import Ranks, concatenated
 
 @dataclass(frozen=True)
 class Scores:
-    """What a rollout is worth, and the texts that were judged."""
+    """Scores of a rollout, and the texts that were judged."""
 
     proxy: Tensor
     """(B,) calibrated training reward."""
@@ -55,14 +55,14 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What a rollout needs: the networks and how they are asked."""
+    """Everything that a rollout needs: networks, scores, sampler, settings."""
 
     actor: ActorCritic
     reference: CausalLM
     score: ScoreFn
     cfg: TrialConfig
     sampler: EagerSampler
-    """Of the actor's policy."""
+    """Sampler of the actor's policy."""
     room: Room
     """Rows in memory at once; changes nothing."""
     timed: Callable[[str], Any]
@@ -72,7 +72,7 @@ class RolloutContext:
     closes: Tensor | None = None
     """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
     terms: Terms = field(default_factory=Terms)
-    """Of the update at hand."""
+    """Terms of the update at hand."""
     start: CausalLM | None = None
     """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
 
@@ -104,7 +104,7 @@ class Prompts:
     query_mask: Tensor
     """(B, P) bool."""
     rows: Sequence[int]
-    """Their indices among all prompts."""
+    """Indices among all prompts."""
     v_star: Tensor | None = None
     """(B,) V* of each, where the advantage needs it."""
 
@@ -171,8 +171,8 @@ def v_star_of(cfg: TrialConfig, proxy: Tensor, lengths: Tensor, ended: Tensor) -
 
 
 def judge(final: Tensor, non_score: Tensor, values: Tensor | None, mask: Tensor, cfg: TrialConfig) -> Judged:
-    """What the estimator sees: the KL penalty on the tokens, or in the score of the response; final (B,), values (B, T)
-    of the critic."""
+    """Build the input of the estimator: the KL penalty on the tokens, or in the score of the response; final (B,),
+    values (B, T) of the critic."""
     groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
     if cfg.kl.place == "score":
         final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)

@@ -23,10 +23,10 @@ from pipeline.training.supervised import Supervised
 WARMUP = 0.05
 """Share of the steps with a rising learning rate."""
 WEIGHT_DECAY = 0.01
-"""Of AdamW."""
+"""Weight decay of AdamW."""
 FINAL_LR = 0.1
 MAX_POSITIONS = 1024
-"""Of a network from scratch."""
+"""Number of positions of a network from scratch."""
 
 
 def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:

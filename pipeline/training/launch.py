@@ -28,7 +28,7 @@ from pipeline.training.processes import MEETING
 
 Work = Callable[[Any, Path, Reporter, Any], None]
 LINES = 8
-"""Of a traceback, in the message."""
+"""Number of lines of a traceback in the message."""
 LOOPBACK = {
     f"{library}_SOCKET_IFNAME": name
     for _, name in socket.if_nameindex()
@@ -88,7 +88,7 @@ def launch(function: Work, cfg: Any, out: Path, reporter: Reporter, inputs: Any)
 def _process(
     rank: int, count: int, meeting: Path, pipe: Connection, function: Work, cfg: Any, out: Path, inputs: Any
 ) -> None:
-    """One of the processes."""
+    """Run one of the processes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if can_leave():  # a scheduler signals every process of a trial; the first one decides for all
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -52,7 +52,7 @@ class NaturalLearner(Learner):
 
     @property
     def knobs(self) -> TrpoSettings:
-        """Its settings."""
+        """Settings of the trust region."""
         found: TrpoSettings = value_at(self.cfg, "algorithm.trpo")
         return found
 
@@ -73,7 +73,7 @@ class NaturalLearner(Learner):
 
     @property
     def clipped(self) -> dict[str, list[Parameter]]:
-        """Those of the critic; the policy's step has a length of its own."""
+        """Parameters of the critic; the policy's step has a length of its own."""
         return {"value/grad_norm": self.separate_critic}
 
     def move_policy(self, experience: Experience) -> dict[str, float]:
@@ -138,7 +138,7 @@ class NaturalLearner(Learner):
 
     @torch.no_grad()
     def gain_and_kl(self, rows: Rows, weights: list[Tensor]) -> dict[str, Tensor]:
-        """What other weights of the policy would gain in the objective, the negated loss of the policy with all its
+        """Return the gain of other weights of the policy in the objective, the negated loss of the policy with all its
         terms; and their exact KL(old || new). () each, summed over the tokens of `rows`."""
         lm, temperature, labels = self.actor.lm, self.cfg.train.temperature, rows.episodes.labels
         mask = rows.experience.episodes.response_mask

@@ -17,8 +17,8 @@ POLICY_KEY = "adapter.quantize"
 
 
 def new_actor(cfg: TrialConfig, sft: Artifact, reward: Artifact, device: torch.device) -> ActorCritic:
-    """The policy at the reference, with the critic that `cfg` asks for. Raises `UserError` where bitsandbytes is needed
-    and not installed."""
+    """The policy at the reference, with the critic of `cfg`. Raises `UserError` where bitsandbytes is needed and not
+    installed."""
     lm = load_quantized(sft.path / "model", cfg.adapter.quantize, device, POLICY_KEY)
     return with_critic(choose_trained(lm, cfg), cfg, cfg.train.seed, sft, reward, device)
 
@@ -26,8 +26,7 @@ def new_actor(cfg: TrialConfig, sft: Artifact, reward: Artifact, device: torch.d
 def with_critic(
     lm: CausalLM, cfg: TrialConfig, seed: int, sft: Artifact, reward: Artifact, device: torch.device
 ) -> ActorCritic:
-    """A policy with the critic that `cfg` asks for, as it is at the start; `seed` is of its adapter, where it has
-    one."""
+    """A policy with the critic of `cfg`, as it is at the start; `seed` is of its adapter, where it has one."""
     match cfg.critic.kind, cfg.critic.init:
         case "none", _:
             return ActorCritic(lm, has_critic=False).to(device)

@@ -30,12 +30,12 @@ class PairLearner(Learner):
 
     @property
     def loss(self) -> PairLoss:
-        """Its loss."""
+        """Loss of the trust region."""
         found: PairLoss = resolve_name(TRUST_REGIONS[self.cfg.algorithm.trust_region].code)
         return found
 
     def mini_batch(self, experience: Experience, rows: Tensor) -> MiniBatch:
-        """With the slopes at the present weights. Raises `MemoryFull` in all processes when a row does not fit."""
+        """Add the slopes at the present weights. Raises `MemoryFull` in all processes when a row does not fit."""
         cfg, mask, beta = self.cfg.algorithm, experience.episodes.response_mask, experience.kl_coef
         lengths, loss = mask.sum(1), self.loss
         share = 1 / lengths.double() if cfg.ratio == "sequence_mean" else torch.ones_like(lengths, dtype=torch.double)
@@ -102,7 +102,7 @@ def stored_experience(context: RolloutContext, stored: Episodes, update: int) ->
     """The batch of one update from n stored pairs, (2n, ...) on the CPU, the preferred response first; each pass over
     all pairs has a fresh order.
 
-    New log-probs are compared with those of the reference, whoever wrote the responses. Raises `MemoryFull` in all
+    New log-probs are compared with those of the reference, whatever the responses' source. Raises `MemoryFull` in all
     processes when a row does not fit in one.
     """
     train, ranks = context.cfg.train, context.ranks

@@ -1,4 +1,4 @@
-"""What acts on a trial beside the gradient of surrogate and critic: parts, of which the trainer knows no name.
+"""Parts that act on a trial beside the gradient of surrogate and critic; the trainer names none of them.
 
 `pipeline.algorithms.kinds.PARTS` lists them; each reads its own settings and keeps its own state, which checkpoints
 hold. Importing this needs no torch, so that a part without tensors can stand in one file with its settings.
@@ -23,7 +23,7 @@ S = TypeVar("S")
 
 @dataclass
 class Terms:
-    """What a rollout is made with; the parts fill it in."""
+    """Terms of a rollout; the parts fill them in."""
 
     kl_coef: float = 0.0
     """beta, the weight of the KL to the reference."""
@@ -33,10 +33,10 @@ class Terms:
 
 @dataclass(frozen=True)
 class Step:
-    """What a part makes of a gradient step."""
+    """Changes that a part makes to a gradient step."""
 
     factor: float = 1.0
-    """On the learning rate of the policy, and of a critic that shares its trunk."""
+    """Factor on the learning rate of the policy, and of a critic that shares its trunk."""
     ends: bool = False
     """The update ends before this step."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -44,17 +44,17 @@ class Step:
 
 
 TAKEN = "policy/update_steps"
-"""Among what is measured after an update: the gradient steps that it took."""
+"""Metric after an update: the gradient steps that it took."""
 
 
 class Part(Generic[S]):
     """Acts on a trial in some of these places; each may be left as it is, and then does nothing. S are its settings."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Its attributes that change while the trial runs, in plain values; checkpoints hold them."""
+    """Attributes that change while the trial runs, in plain values; checkpoints hold them."""
     shows: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Metrics of every rollout, each with the attribute that it records."""
-    wants: ClassVar[frozenset[str]] = frozenset()
+    measurements: ClassVar[frozenset[str]] = frozenset()
     """Measurements that cost time, and are made for it after each update (`Learner.MEASUREMENTS`)."""
 
     def __init__(self, cfg: TrialConfig, settings: S) -> None:
@@ -62,7 +62,7 @@ class Part(Generic[S]):
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
-        """Whether the configuration asks for it, where it has no section of its own."""
+        """Return whether the configuration switches the part on, where it has no section of its own."""
         return True
 
     def rollout(self, update: int, terms: Terms) -> None:
@@ -73,7 +73,7 @@ class Part(Generic[S]):
         return None
 
     def frozen(self, position: int) -> bool:
-        """Whether the policy stays as it is in a gradient step, by its place among all planned ones, from 0."""
+        """Return whether the policy stays as it is in a gradient step, by its place among all planned ones, from 0."""
         return False
 
     def step(self, measured: Mapping[str, float]) -> Step:
@@ -84,7 +84,7 @@ class Part(Generic[S]):
         """A gradient step has been taken."""
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
-        """An update has ended; `measured` are the metrics of its rollout and what parts want. Returns what is to be
+        """An update has ended; `measured` are the metrics of its rollout and the `measurements`. Returns what is to be
         recorded behind it."""
         return {}
 
@@ -92,7 +92,7 @@ class Part(Generic[S]):
         """A row of metrics was written."""
 
     def stop(self) -> str | None:
-        """Why the trial is to end now, in words; None to go on."""
+        """Return why the trial is to end now, in words; None to go on."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Part(Generic[S]):
 
 
 def parts_of(cfg: TrialConfig) -> dict[str, Part[Any]]:
-    """Those that the configuration asks for, by name; no other one is imported."""
+    """Make the parts that the configuration switches on, by name; no other one is imported."""
     found = {}
     for name, kind in PARTS.items():
         section = kind.section or name

@@ -46,7 +46,7 @@ class Ranks:
 
     @property
     def main(self) -> bool:
-        """Whether this is the process that writes."""
+        """Return whether this is the process that writes."""
         return self.index == 0
 
     def share(self, rows: Sequence[X]) -> slice:
@@ -115,7 +115,7 @@ class Ranks:
         return value if self.count == 1 else self._all(value)[0]
 
     def wait(self) -> None:
-        """Until every process has come here."""
+        """Wait until every process has come here."""
         if self.count > 1:
             distributed.barrier()
 
@@ -126,7 +126,7 @@ class Ranks:
 
 
 def concatenated(some: Sequence[X]) -> X:
-    """What dataclasses of tensors (n, ...) and lists hold of some rows, as one of all rows."""
+    """Join dataclasses of tensors (n, ...) and lists of some rows into one of all rows."""
     return some[0] if len(some) == 1 else merged(some, torch.cat, lambda lists: [one for part in lists for one in part])
 
 

@@ -1,5 +1,5 @@
-"""What is sampled beside a rollout and judged as its responses are: greedy responses as a baseline, and states of it,
-sampled onwards by the policy that made it."""
+"""Samples beside a rollout, judged as its responses are: greedy responses as a baseline, and states of it, sampled
+onwards by the policy that made it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _continued(
     t: int,
     update: int,
 ) -> tuple[Tensor, Tensor]:
-    """Of K continuations of n rows: the rewards to go from token `t`, and the tokens sampled for them; (n, K) each."""
+    """Return the rewards to go from token `t` of K continuations of n rows, and their sampled tokens; (n, K) each."""
     cfg, each = context.cfg, context.cfg.replay.continuations
     with context.timed("generate"):
         every = uniforms(len(prompts.rows) * each, cfg.train.response_length - t, cfg.train.seed, "replay", update, t)
@@ -92,12 +92,12 @@ def _continued(
 
 
 def discount(cfg: TrialConfig) -> float:
-    """Of the rewards to go: the critic's; advantages from state to state have none."""
+    """Discount of the rewards to go: the critic's; advantages from state to state have none."""
     return 1.0 if ADVANTAGES[cfg.algorithm.advantage].replay else cfg.algorithm.gamma
 
 
 def replay_metrics(judged: Judged, replayed: Replayed, tokens: Tensor, gamma: float) -> dict[str, float]:
-    """What the replayed states of a rollout told, of its returns and of the critic's values, and what it took."""
+    """Compare a rollout's returns and the critic's values with the replayed states, and count what these took."""
     known, worth, values = replayed.known, replayed.values, judged.values
     returns = to_go(token_rewards(judged.scores, judged.non_score, judged.mask), judged.mask, gamma)[known]
     left, spread = (returns - worth[known]).var(correction=0), returns.var(correction=0)

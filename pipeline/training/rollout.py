@@ -66,7 +66,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
         metrics = {
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
-            **sampling_metrics(episodes, share.said, measured),
+            **sampling_metrics(episodes, share.sampler_logprobs, measured),
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **baseline_metrics(judged, final, cfg),
             **(replay_metrics(judged, replayed, share.beside, discount(cfg)) if replayed else {}),
@@ -85,11 +85,11 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
 
 @dataclass(frozen=True)
 class _Share:
-    """What one process, or all of them, sampled and measured of a rollout."""
+    """Samples and measurements of a rollout by one process, or by all of them."""
 
     episodes: Episodes
     scores: Scores
-    said: Tensor | None
+    sampler_logprobs: Tensor | None
     """(B, T) log-probabilities by the sampler, where it has a network of its own."""
     measured: Measured
     beside: Tensor
@@ -99,7 +99,7 @@ class _Share:
 
 
 def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share:
-    """What this process samples and measures of a rollout; it speaks to no other. Raises `MemoryFull`."""
+    """Sample and measure this process's part of a rollout, without communication. Raises `MemoryFull`."""
     cfg, share = context.cfg, context.ranks.share(prompts.rows)
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
@@ -121,7 +121,7 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share
 
 
 def baseline_metrics(judged: Judged, final: Tensor, cfg: TrialConfig) -> dict[str, float]:
-    """What responses are compared with, where an advantage does that without a critic; final (B,) scores after EOS
+    """Metrics of the baseline of responses, where an advantage has one without a critic; final (B,) scores after EOS
     handling, before any KL penalty."""
     found = {}
     if judged.greedy is not None:
@@ -162,17 +162,17 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
     }
 
 
-def sampling_metrics(episodes: Episodes, said: Tensor | None, measured: Measured) -> dict[str, float]:
-    """How long the responses are, how many ended, how much they repeat; and how far a sampler that has a network of its
-    own, which `said` (B, T) log-probs, nats, is from the training forward on the tokens that it drew."""
+def sampling_metrics(episodes: Episodes, sampler_logprobs: Tensor | None, measured: Measured) -> dict[str, float]:
+    """Length of the responses, share that ended and repetition; and the distance of `sampler_logprobs` (B, T), nats, of
+    a sampler with a network of its own, from the training forward on the tokens that it drew."""
     mask = episodes.response_mask
     found = {
         "objective/length": float(episodes.lengths.float().mean()),
         "objective/eos_rate": float(episodes.ended.float().mean()),
         "objective/repetition": repetition(episodes.responses, mask),
     }
-    if said is not None:
-        d = measured.logprobs - said
+    if sampler_logprobs is not None:
+        d = measured.logprobs - sampler_logprobs
         found["objective/sampler_gap"] = float(masked_mean(d.abs(), mask))
         found["objective/sampler_ratio"] = float(masked_mean(d.exp(), mask))
     return found

@@ -1,7 +1,7 @@
 """A round of a training whose reward is replaced between rounds: all else goes on as in one long training.
 
 Policy, critic, optimiser, schedules, controllers, orders of prompts and rules that stop a trial are those of the
-trial, and know of no rounds: rounds with one and the same reward are the training without rounds, bit for bit.
+trial, and do not change with rounds: rounds with one and the same reward are the training without rounds, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pipeline.run.store import MANIFEST, Artifact
 
 TENSORS, PLAIN = "state.safetensors", "state.json"
 SPENT = "log/spent.json"
-"""What a stage has spent, for the ledger of the trial; no two runs spend the same seconds."""
+"""Spending of a stage, for the ledger of the trial; no two runs spend the same seconds."""
 DIGITS = 20
 
 
 @dataclass(frozen=True)
 class Round:
-    """Which round of a trial is trained, and what it begins with."""
+    """The round of a trial that is trained, and what it begins with."""
 
     number: int
     count: int
@@ -55,7 +55,7 @@ def last_update(updates: int, number: int, count: int) -> int:
 def save_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the state of a trainer as two files whose bytes depend on its values alone.
 
-    A pickle would not do: it also tells which of its equal strings are one object.
+    A pickle would not do: it also records which of its equal strings are one object.
     """
     tensors: dict[str, Tensor] = {}
     plain = _packed(dict(state), "", tensors)
@@ -64,7 +64,7 @@ def save_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """What `save_state` wrote, tensors on the CPU, tuples as lists."""
+    """Read what `save_state` wrote, tensors on the CPU, tuples as lists."""
     state: dict[str, Any] = _unpacked(json.loads((folder / PLAIN).read_text("utf-8")), load_file(folder / TENSORS))
     return state
 
@@ -92,12 +92,12 @@ def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def number_of(last: Artifact | None) -> int:
-    """Which round comes after an artifact of the last one; the first is 1."""
+    """Return the number of the round after an artifact of the last one; the first is 1."""
     return 1 if last is None else int(last.meta["round"]["number"]) + 1
 
 
 def has_ended(last_train: Artifact | None) -> bool:
-    """Whether a trial was ended in an earlier round: by a cap, a rule that stops it, or divergence."""
+    """Return whether a trial was ended in an earlier round: by a cap, a rule that stops it, or divergence."""
     return last_train is not None and last_train.meta["status"] != "complete"
 
 
@@ -109,7 +109,7 @@ def carried_on(last: Artifact, out: Path) -> dict[str, Any]:
 
 
 def name_of(artifact: Artifact) -> str:
-    """How metadata name an artifact: ``train-1/<digest>``. Its key would also change where only the code before it
+    """Name an artifact in metadata: ``train-1/<digest>``. Its key would also change where only the code before it
     does."""
     return f"{artifact.stage}/{artifact.digest[:DIGITS]}"
 

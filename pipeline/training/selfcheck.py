@@ -22,7 +22,7 @@ from pipeline.training.rollout import Rollout
 PAD_COLUMNS = 3
 EPISODES = 2
 OFF_POLICY = "selfcheck/off_policy"
-"""Among the sums of a mini-batch: tokens whose |log ratio| is beyond the tolerance of the precision. Checked once,
+"""Sum over a mini-batch: tokens whose |log ratio| is beyond the tolerance of the precision. Checked once,
 never logged."""
 MOST_OFF_POLICY = 1e-3
 """The largest share of such tokens in a sound first mini-batch, so that the tolerance is one on the 99.9 % quantile of
@@ -30,11 +30,11 @@ MOST_OFF_POLICY = 1e-3
 
 
 class SelfCheckFailed(RuntimeError):
-    """What must hold before the first step does not: a fault of the program or of the network, not an outcome."""
+    """A condition before the first step does not hold: a fault of the program or of the network, not an outcome."""
 
 
 def check_start(rollout: Rollout, actor: ActorCritic, temperature: float, tolerance: float) -> None:
-    """Before the first step: the policy is its own reference, was sampled from, and does not see padding.
+    """Check before the first step that the policy is its own reference, was sampled from, and ignores padding.
 
     `tolerance` in nats per token, for the precision at hand. Raises `SelfCheckFailed`.
     """
@@ -85,19 +85,19 @@ def check_padding(episodes: Episodes, actor: ActorCritic, temperature: float, to
 
 @torch.no_grad()
 def check_end(queries: Tensor, mask: Tensor, actor: ActorCritic, temperature: float) -> None:
-    """The last step of a trial is followed by no rollout that could tell whether it broke the network; queries and mask
-    (B, P). Raises `Diverged`."""
+    """Check the policy after the last step of a trial, which no rollout follows; queries and mask (B, P). Raises
+    `Diverged` for log-probs or values that are not finite."""
     some = slice(0, EPISODES)
     queries, mask = queries[some], mask[some]
     # Any token will do as a response.
     episodes = Episodes(torch.cat([queries, queries[:, -1:]], dim=1), mask, mask[:, -1:], mask[:, -1])
     log_pi, values = actor(episodes, temperature)
-    if not all(bool(torch.isfinite(said).all()) for said in (log_pi, values) if said is not None):
+    if not all(bool(torch.isfinite(grid).all()) for grid in (log_pi, values) if grid is not None):
         raise Diverged("not finite: the policy after its last step")
 
 
 def check_first_step(metrics: Mapping[str, float], off_policy: float, tolerance: float) -> None:
-    """In the first mini-batch the policy is the behaviour policy: every ratio is 1, but for rounding. Raises
+    """Check that the policy of the first mini-batch is the behaviour policy: every ratio is 1, but for rounding. Raises
     `SelfCheckFailed`.
 
     `off_policy` is the share of tokens with |log ratio| > `tolerance`, nats. Whether a ratio is clipped is no

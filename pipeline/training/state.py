@@ -22,7 +22,7 @@ SAMPLE_ROWS = 8
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a trial has come."""
+    """Updates, gradient steps and seconds of a trial so far."""
 
     update: int = 0
     taken: int = 0
@@ -31,7 +31,7 @@ class Progress:
 
 @dataclass
 class TrainingState:
-    """Of one trial. `update` and `taken` count the updates and gradient steps so far."""
+    """State of one trial. `update` and `taken` count the updates and gradient steps so far."""
 
     cfg: TrialConfig
     actor: ActorCritic
@@ -52,7 +52,7 @@ class TrainingState:
 
     @property
     def progress(self) -> Progress:
-        """Where it stands now."""
+        """Progress up to now."""
         return Progress(self.update, self.taken, self.ledger.wall_s)
 
     @property
@@ -62,7 +62,7 @@ class TrainingState:
         return self.update * self.cfg.train.steps_per_update
 
     def trained(self) -> Iterator[tuple[str, Tensor]]:
-        """What training moves; all else is as the trial found it, and in no checkpoint."""
+        """Return what training moves; all else is as at the start, and in no checkpoint."""
         return ((name, tensor.detach()) for name, tensor in self.actor.named_parameters() if tensor.requires_grad)
 
     def keep_samples(self, scores: Scores) -> None:
@@ -76,7 +76,7 @@ class TrainingState:
             self.samples.append({"step": self.planned, **dict(zip(names, row, strict=True))})
 
     def content(self, offset: int) -> dict[str, Any]:
-        """For a checkpoint; `offset` is the length of the metrics file, in bytes."""
+        """Return the content of a checkpoint; `offset` is the length of the metrics file, in bytes."""
         return {
             "update": self.update,
             "taken": self.taken,
@@ -96,7 +96,7 @@ class TrainingState:
         self.ledger.load(content["spent"])
 
     def load_learner(self, content: Mapping[str, Any]) -> None:
-        """The same of what learns: weights, optimiser and parts."""
+        """Load what learns alone: weights, optimiser and parts."""
         self.update, self.taken = content["update"], content["taken"]
         with torch.no_grad():
             for name, tensor in self.trained():

@@ -18,7 +18,7 @@ from pipeline.models.precision import GradientSteps, Precision
 
 MAX_GRAD_NORM = 1.0
 ShareOfLoss = Callable[[slice], Tensor]
-"""What some rows of a batch add to its loss."""
+"""Function from some rows of a batch to their part of its loss."""
 
 
 class Supervised:

@@ -20,7 +20,7 @@ from pipeline.training.experience import LossTerm, Rows, summed
 
 
 def surrogate_term(rows: Rows, tokens: Tensor, sequences: int, cfg: TrialConfig) -> LossTerm:
-    """Of some rows of a mini-batch with so many valid `tokens` () and responses; sets the rows' weight."""
+    """Build the term of some rows of a mini-batch with so many valid `tokens` () and responses; sets their weight."""
     algorithm, lengths = cfg.algorithm, rows.mask.sum(1)
     if algorithm.by_sequence:
         weights = response_weights(lengths, tokens, sequences, cfg.train.response_length, algorithm)

@@ -1,7 +1,7 @@
 """The loop around the mathematics: rollout, update, metrics, checkpoint; resumable at any moment.
 
-The steps are numbered as in pipeline/algorithms/README.md; 1 to 5 are in `rollout`, 6 in `update`. The trainer knows no
-algorithm and no regulariser by name: learners are found by `pipeline.algorithms.kinds.TRUST_REGIONS`, and what acts
+The steps are numbered as in pipeline/algorithms/README.md; 1 to 5 are in `rollout`, 6 in `update`. The trainer names no
+algorithm and no regulariser: learners are found by `pipeline.algorithms.kinds.TRUST_REGIONS`, and what acts
 beside the gradient is a part (`pipeline.training.part`).
 """
 
@@ -41,7 +41,7 @@ from pipeline.training.update import Learner, OnStep
 
 @dataclass
 class Outcome:
-    """How a trial ended."""
+    """Result of a trial's training."""
 
     status: str
     reason: str | None
@@ -50,13 +50,13 @@ class Outcome:
     episodes: int
     tokens: int
     cap: dict[str, Any] | None
-    """Of a trial that a cap has ended: which one, how much was spent of it, and the step of the newest checkpoint."""
+    """The cap that has ended the trial: its key, what was spent of it, and the step of the newest checkpoint."""
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Networks:
-    """What is trained, and what it is compared with."""
+    """The trained network, and the one that it is compared with."""
 
     actor: ActorCritic
     reference: CausalLM
@@ -161,8 +161,8 @@ class Trainer:
         return "complete", None
 
     def _pause(self) -> None:
-        """Leave a checkpoint from which a larger cap goes on; one more rollout tells whether the last step broke the
-        network."""
+        """Leave a checkpoint from which a larger cap goes on; one more rollout checks that the last step has not broken
+        the network."""
         self._look(self._rollout())
         if self.state.update > self.checkpoints.saved.update:
             self.checkpoints.save()
@@ -195,7 +195,7 @@ class Trainer:
         return replace(rollout, metrics={**rollout.metrics, **shown})
 
     def _experience(self, rollout: Rollout) -> Experience:
-        """What the steps of an update learn from: the rollout, or stored pairs where there are any."""
+        """Return what the steps of an update learn from: the rollout, or stored pairs where there are any."""
         if self.data.pairs is None:
             return rollout
         with self.precision.autocast():
@@ -207,13 +207,13 @@ class Trainer:
         experience = self._experience(rollout)
         with self.ledger.timed("train"):
             taken = learner.learn(experience, state.update, on_step)
-            wants = sorted({name for part in parts for name in part.wants})
-            wanted = {name: learner.MEASUREMENTS[name](learner, experience) for name in wants}
-        check_finite(wanted)
+            names = sorted({name for part in parts for name in part.measurements})
+            extra = {name: learner.MEASUREMENTS[name](learner, experience) for name in names}
+        check_finite(extra)
         state.taken += taken
         state.update += 1
         # 8 parts take the update into account
-        measured, moved = {**rollout.metrics, **wanted, TAKEN: float(taken)}, not learner.holds(state.planned - 1)
+        measured, moved = {**rollout.metrics, **extra, TAKEN: float(taken)}, not learner.holds(state.planned - 1)
         return {name: value for part in parts for name, value in part.after(measured, moved).items()}
 
     def _look(self, rollout: Rollout) -> None:
@@ -278,7 +278,7 @@ class Trainer:
         return kept
 
     def left(self) -> dict[str, Any]:
-        """What the next round begins with; what was spent is apart, since no two runs spend the same seconds."""
+        """Return what the next round begins with; what was spent is apart, since no two runs spend the same seconds."""
         content = self.state.content(self.checkpoints.log.offset)
         return {name: value for name, value in content.items() if name != "spent"}
 

@@ -35,7 +35,7 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What the losses of a mini-batch are averaged over, in all processes together."""
+    """Totals of a mini-batch over all processes, by which its losses are averaged."""
 
     tokens: Tensor
     """() valid ones."""
@@ -86,7 +86,7 @@ class Learner:
         return taken
 
     def holds(self, position: int) -> bool:
-        """Whether some part holds the policy still in the gradient step at this place among the planned ones."""
+        """Return whether some part holds the policy still in the gradient step at this place among the planned ones."""
         return any(part.frozen(position) for part in self.parts.values())
 
     def check_first(self, metrics: dict[str, float], position: int) -> None:
@@ -140,7 +140,7 @@ class Learner:
         return means
 
     def mini_batch(self, experience: Experience, rows: Tensor) -> MiniBatch:
-        """What is known of a mini-batch before its gradient; rows (n,), on the host."""
+        """Build the totals of a mini-batch before its gradient; rows (n,), on the host."""
         mask = experience.episodes.response_mask
         return MiniBatch(mask[rows.to(mask.device)].sum(), len(rows))
 
@@ -173,13 +173,13 @@ class Learner:
             return sums
 
     def terms(self, rows: Rows, whole: MiniBatch) -> list[LossTerm]:
-        """Of the policy's loss on some rows of a mini-batch: the surrogate, then those of parts."""
+        """List the terms of the policy's loss on some rows of a mini-batch: the surrogate, then those of parts."""
         rows.closes = self.closes
         surrogate = self.surrogate(rows, whole)
         return [surrogate, *(term for part in self.parts.values() if (term := part.loss(rows)))]
 
     def surrogate(self, rows: Rows, whole: MiniBatch) -> LossTerm:
-        """The algorithm's own term, which also decides the weight of all others."""
+        """The algorithm's own term, which also sets the weight of all others."""
         return surrogate_term(rows, whole.tokens, whole.sequences, self.cfg)
 
     # --- the step --------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Learner:
         return {**size, "policy/lr": lr, "policy/lr_factor": 1.0, **shown}
 
     def step(self, planned: float, factor: float) -> None:
-        """One step of the optimiser: `planned` on all base learning rates, `factor` where the policy moves."""
+        """Take one step of the optimiser: `planned` on all base learning rates, `factor` where the policy moves."""
         for group in self.steps.optimiser.param_groups:
             group["lr"] = group["base_lr"] * (factor if group["moves_policy"] else planned)
         self.steps.step()
@@ -270,7 +270,7 @@ class Learner:
         return float(means["kl"])
 
     MEASUREMENTS: ClassVar[Mapping[str, Callable[[Learner, Experience], float]]] = {"policy/old_kl": moved_kl}
-    """What a part may want after an update."""
+    """Measurements after an update that a part can choose."""
 
 
 def added(parts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -288,7 +288,7 @@ def total(terms: list[LossTerm], tokens: slice, logprobs: Tensor, entropy: Entro
 
 
 def step_metrics(rows: Rows, logprobs: Tensor) -> dict[str, Tensor]:
-    """How far the policy has moved from the one that sampled, and from the reference; (N,) each."""
+    """Measure how far the policy is from the one that sampled, and from the reference; (N,) each."""
     log_ratio = logprobs - rows.old_logprobs
     ratio = limited(log_ratio).exp()
     return {

@@ -15,7 +15,7 @@ from pipeline.training.experience import in_turn
 from pipeline.training.supervised import ShareOfLoss, Supervised
 
 HELD_OUT = 16
-"""One sample in so many tells how well the critic predicts; it is not trained on."""
+"""One sample in so many is held out to measure the critic; it is not trained on."""
 
 
 def pretrain(
@@ -63,7 +63,7 @@ def pretrain(
 
 
 def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLoss:
-    """What some rows add to half the mean squared error over all tokens."""
+    """Return a function from some rows to their part of half the mean squared error over all tokens."""
     tokens = episodes.response_mask.sum()
 
     def share(part: slice) -> Tensor:

@@ -43,7 +43,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     """1 - Var(R - V) / Var(R) over valid tokens.
 
     values, returns (B, T) in score units; mask (B, T) True on valid tokens. A fraction of at most 1, 0 for a critic
-    that says the mean; an offset of the critic is forgiven. NaN where the returns do not vary.
+    that gives the mean; an offset of the critic does not count. NaN where the returns do not vary.
     """
     r, v = returns[mask], values[mask]
     spread = r.var(correction=0)

@@ -1,5 +1,4 @@
-"""What adjusts beta, the entropy bonus and the learning rate while a trial runs; `pipeline.training.parts` keep the
-state."""
+"""Controllers of beta, the entropy bonus and the learning rate; `pipeline.training.parts` keep their state."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 With ``d = log π - log ref`` on tokens sampled from π (Schulman 2020, "Approximating KL Divergence"): k1 is unbiased
 and may be negative on a sample, k2 is biased and never negative, k3 is both unbiased and never negative.
 `exact_kl` sums over the vocabulary and has no sampling noise; it and `entropy` take exp(log_pi) as `pi` from a caller
-who has it. All work entry by entry and know no mask: the caller averages over valid tokens. Results have the dtype of
-what came in.
+that has it. All work entry by entry, without a mask: the caller averages over valid tokens. Results have the dtype of
+the arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The clipped losses, token by token. Averaging is left to the caller, who knows the mini-batch.
+"""The clipped losses, token by token. Averaging is left to the caller, which has the mini-batch.
 
 All tensors are (N,) over the valid tokens of some rows: padding has been left out before, so there is no mask here.
 Log-probabilities in nats; advantages in score units, or whitened and without a unit, as are the policy's losses.
@@ -18,7 +18,7 @@ from pipeline.algorithms.mathematics.kl import k2, k3, limited
 
 ESTIMATORS = {"k2": k2, "k3": k3}
 SLOPES: dict[str, Callable[[Tensor], Tensor]] = {"k2": lambda d: d, "k3": lambda d: -limited(-d).expm1()}
-"""Of the estimators, by d."""
+"""Slopes of the estimators by d."""
 
 
 def policy_loss(
@@ -52,7 +52,7 @@ def capped_weight_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tenso
 
 
 def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Bound the loss of a token that was bad and has become much more likely, and say where the bound is active.
+    """Bound the loss of a token that was bad and has become much more likely, and return where the bound is active.
 
         loss = min(loss, -c A)  where A < 0
 
@@ -87,7 +87,7 @@ def group_kl_loss(d: Tensor, estimator: Literal["k2", "k3"]) -> tuple[Tensor, Te
         k2: D² / 2, slope D;  k3: exp(-D) - 1 + D, slope 1 - exp(-D);  with D = Σ (log π - log ref) over the group
 
     d, any shape, in nats, as the estimates; slopes without a unit. So a token also pays for the drift that it leads to
-    in its group. The group as the one draw of which `kl_loss` says what the gradients estimate.
+    in its group. With the group as one draw, the gradients estimate what `kl_loss` states.
     """
     return ESTIMATORS[estimator](d), SLOPES[estimator](d)
 

@@ -1,4 +1,4 @@
-"""Averages that see valid tokens only.
+"""Averages over valid tokens only.
 
 x and mask have one shape, any; the mask is True on valid tokens and made from recorded lengths
 (`pipeline.models.policy.response_mask`). What stands on invalid tokens is never read, NaN and infinities included.

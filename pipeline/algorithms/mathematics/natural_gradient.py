@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import expectation
 
 SHRINK = 0.8
-"""What the line search multiplies the step with after each length that it refuses."""
+"""Factor on the step after each length that the line search refuses."""
 CONVERGED = 1e-10
 """Squared residual, as a share of the squared target, at which conjugate gradients end early."""
 
@@ -49,7 +49,7 @@ def fisher_of_logits(pi: Tensor, tangent: Tensor) -> Tensor:
 def step_length(delta: float, curvature: float) -> float:
     """√(2 δ / s'Fs): what a direction s is multiplied with to cost δ nats of KL by the quadratic model.
 
-    0 where the model sees no KL at all, as for a gradient of 0.
+    0 where the model has no KL at all, as for a gradient of 0.
 
     >>> step_length(0.02, 4.0), step_length(0.02, 0.0)
     (0.1, 0.0)
@@ -59,13 +59,13 @@ def step_length(delta: float, curvature: float) -> float:
 
 @dataclass(frozen=True)
 class LineSearch:
-    """How a line search ended."""
+    """Outcome of a line search."""
 
     accepted: bool
     tried: int
-    """Points."""
+    """Number of points."""
     gain: float
-    """By which the objective rose; 0 when all points were refused."""
+    """Increase of the objective; 0 when all points were refused."""
     kl: float
     """KL(old || new), nats per token; 0 when all points were refused."""
 

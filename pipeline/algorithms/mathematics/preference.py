@@ -43,9 +43,9 @@ class PairLoss:
     """A loss of pairs."""
 
     of: Callable[[Tensor, float], Tensor]
-    """From margins (n,) and β to losses (n,)."""
+    """Function from margins (n,) and β to losses (n,)."""
     evened: Callable[[float], float]
-    """What it is multiplied by so that its slope at margin 0 does not depend on β.
+    """Factor on the loss, a function of β, that makes its slope at margin 0 independent of β.
 
     The minimiser is the same. Without it the slopes are β / 2 for DPO and 1 / β for IPO, so that a learning rate, the
     clip of the gradient's norm and Adam's epsilon would mean something else at every β.

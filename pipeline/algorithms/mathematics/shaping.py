@@ -16,7 +16,7 @@ ESTIMATORS = {"k1": k1, "k3": k3}
 def handle_missing_eos(
     scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float
 ) -> Tensor:
-    """What a response that was cut before its EOS gets.
+    """Return the scores, changed for responses that were cut before their EOS.
 
     scores (B,); ended (B,) bool, True where the response ended by EOS; `penalty` in score units, as is the result (B,).
     ``replace``: -penalty instead of the score (a fixed score, as Ziegler 2019's code gives it); ``subtract``: score -

@@ -17,7 +17,7 @@ Credit = Literal["shared", "last"]
 def group_numbers(closes: Tensor) -> Tensor:
     """Number of tokens before each one that close a group: (B, T) bool to (B, T) int64.
 
-    The last valid token of a row closes its group whatever `closes` says, since no valid token follows it.
+    The last valid token of a row closes its group whatever `closes` holds, since no valid token follows it.
 
     >>> group_numbers(torch.tensor([[False, True, False, True, False]])).tolist()
     [[0, 0, 1, 1, 2]]
@@ -39,7 +39,7 @@ def group_sums(x: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
 
 
 def credited(whole: Tensor, groups: Tensor, mask: Tensor, credit: Credit) -> Tensor:
-    """What a group is worth, put on its tokens: whole (B, T), equal on the tokens of a group, to (B, T).
+    """Spread the worth of a group over its tokens: whole (B, T), equal on the tokens of a group, to (B, T).
 
         shared: whole / n on each of its n valid tokens;  last: whole on the last valid one, 0 on the others
 

@@ -1,1 +1,1 @@
-"""What acts on a trial beside the gradient: a file each. Importing the package imports none of them."""
+"""Parts that act on a trial beside the gradient: a file each. Importing the package imports none of them."""

@@ -1,4 +1,4 @@
-"""What holds the policy's gradient steps back: warm-up, guard, hinge and target KL."""
+"""Brakes on the policy's gradient steps: warm-up, guard, hinge and target KL."""
 
 from __future__ import annotations
 

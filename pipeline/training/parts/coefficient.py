@@ -16,7 +16,7 @@ S = TypeVar("S", bound=KlConfig | EntropyConfig)
 
 
 class Coefficient(Part[S]):
-    """Moves as ``control`` of its settings says, which have a section ``adaptive``."""
+    """Moves by ``control`` of its settings, which have a section ``adaptive``."""
 
     keeps = ("coef",)
     driven: ClassVar[str]

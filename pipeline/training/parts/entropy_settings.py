@@ -1,4 +1,4 @@
-"""What keeps the policy undecided: the section `entropy`."""
+"""The bonus that keeps the policy undecided: the section `entropy`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from pipeline.training.parts.coefficient import Coefficient
 
 
 class KlToReference(Coefficient[KlConfig]):
-    """Acts in every trial; its weight may be 0. Where it weighs, `kl.place` says."""
+    """Acts in every trial, at `kl.place`; its weight may be 0."""
 
     shows = (("objective/kl_coef", "coef"),)
     driven, rises = "objective/kl", 1

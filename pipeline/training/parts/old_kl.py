@@ -12,15 +12,15 @@ from pipeline.training.experience import LossTerm, Rows
 from pipeline.training.part import Part, Step
 
 LIMIT = 2.0**20
-"""How far the coefficient may go from where it started, up or down, so that it never rounds to 0 or infinity."""
+"""Largest factor between the coefficient and its start, up or down, so that it never rounds to 0 or infinity."""
 MOVED = "policy/old_kl"
 
 
 class OldKl(Part[KlPenaltySettings]):
-    """Asked for by the trust region `kl_penalty`. Schulman 2017 (arXiv 1707.06347), section 4."""
+    """The part of the trust region `kl_penalty`. Schulman 2017 (arXiv 1707.06347), section 4."""
 
     keeps = ("coef",)
-    wants = frozenset({MOVED})
+    measurements = frozenset({MOVED})
 
     def __init__(self, cfg: TrialConfig, settings: KlPenaltySettings) -> None:
         super().__init__(cfg, settings)
