@@ -59,9 +59,9 @@ def report(
 
     From its records, without training.
     """
-    from reports import console
+    from reports.pages.report import render_report
 
-    page = console.report(name, profile, out, without_missing=without_missing)
+    page = render_report(*_found(name, profile, out), without_missing=without_missing)
     print(printable(f"Report: {page}"))
 
 
@@ -72,9 +72,9 @@ def publish(
     out: cli.OutOption = None,
 ) -> None:
     """Write a study's short page, and the data by which anyone can judge its claims again."""
-    from reports import console
+    from reports.pages.published import publish as write
 
-    print(printable(f"Page: {console.publish(name, profile, out, to)}"))
+    print(printable(f"Page: {write(*_found(name, profile, out), to)}"))
 
 
 def compare(
@@ -87,10 +87,19 @@ def compare(
 
     From their records, without training.
     """
-    from reports import console
+    from pipeline.run.layout import Layout
+    from reports.pages.compare import compare as write
 
-    page, text = console.compare(names, profile, out, without_missing=without_missing)
+    located = [_found(name, profile, out) for name in names]
+    page, text = write(located, Layout.at(out).root / "compare", without_missing=without_missing)
     print(printable(f"{text}\nPage: {page}"))
+
+
+def _found(name: str, profile: str | None, out: Path | None) -> tuple[StudyFolder, Study]:
+    from pipeline.run.layout import Layout
+    from reports.records.load import find_study
+
+    return find_study(Layout.at(out), name, profile)
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -174,9 +183,12 @@ def _draw(study: Study, folder: StudyFolder) -> Path | None:
 
 def _judge(folder: StudyFolder, study: Study) -> dict[str, Any]:
     """The verdicts on a study's hypotheses."""
-    from reports.console import judged
+    from reports.findings.hypotheses import judge
+    from reports.records.load import load_records
+    from reports.text.hypotheses import summary
 
-    return judged(folder, study)
+    records = load_records(folder, study)
+    return summary(records, judge(records))
 
 
 def main() -> None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import UserError
+from pipeline.run.layout import StudyFolder
 from pipeline.run.metrics import METRICS
-from reports.findings.findings import ArmResult, Findings
+from reports.findings.findings import ArmResult, Findings, analyse
 from reports.pages.page import rendered, replace_folder, write_text
-from reports.records.load import StudyRecords
+from reports.records.load import StudyRecords, load_records
 from reports.tables.results import effect_word
 from reports.tables.table import (
     DASH,
@@ -32,6 +34,7 @@ from reports.text.say import say
 from reports.text.words import name, number
 from studies.claims.falsifiers import OUTCOMES
 from studies.definition.design import Cell
+from studies.definition.schema import Study
 
 WIN_RATE = "eval/win_rate"
 METRICS_SHOWN = (
@@ -76,6 +79,18 @@ class Compared:
         trials = self.records.trials
         ended = trials[(trials["arm"] == arm) & ~trials["status"].isin(["missing", "stale"])]
         return float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else None
+
+
+def compare(
+    found: Sequence[tuple[StudyFolder, Study]], root: Path, *, without_missing: bool = False
+) -> tuple[Path, str]:
+    """Compare recorded studies as `compare_studies` does. Raises `UserError` for one that is given twice, and what
+    `load_records` does."""
+    for at, (folder, study) in enumerate(found):
+        if folder.path in [other.path for other, _ in found[:at]]:
+            raise UserError(f"compare: the study '{study.argument}' is given twice; name different ones")
+    loaded = [load_records(folder, study, without_missing=without_missing) for folder, study in found]
+    return compare_studies([Compared(records, analyse(records)) for records in loaded], root)
 
 
 def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]:

@@ -11,9 +11,10 @@ from helpers import write_record
 from synthetic import Built, build
 
 from pipeline.errors import UserError
-from reports.console import compare
+from pipeline.run.layout import Layout
 from reports.findings.findings import analyse
-from reports.pages.compare import Compared, compare_studies, comparison_table
+from reports.pages.compare import Compared, compare, compare_studies, comparison_table
+from reports.records.load import find_study
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +54,12 @@ def test_page_and_terminal_have_every_arm_and_every_warning(studies: list[Compar
 
 
 def test_command_writes_csv_markdown_and_html(demo: Built, tmp_path: Path) -> None:
-    page, text = compare([demo.study.source], out=demo.layout.root)
+    page, text = compare([find_study(demo.layout, demo.study.source)], demo.layout.root / "compare")
     assert page == demo.layout.root / "compare" / "kl_demo-tiny" / "index.html"
     names = {path.relative_to(page.parent).as_posix() for path in page.parent.rglob("*") if path.is_file()}
     assert names == {"index.html", "index.md", *(f"tables/comparison.{suffix}" for suffix in ("csv", "md", "tex"))}
     assert "beta_0.05" in text
     with pytest.raises(UserError, match="given twice"):
-        compare([demo.study.source] * 2, out=demo.layout.root)
+        compare([find_study(demo.layout, demo.study.source)] * 2, demo.layout.root)
     with pytest.raises(UserError, match="has not been run"):
-        compare(["kl_ablation"], out=tmp_path)
+        find_study(Layout.at(tmp_path), "kl_ablation")

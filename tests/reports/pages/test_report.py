@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 from synthetic import Built, build
 
-from reports.console import compare, report
 from reports.figures import registry
 from reports.pages import report as render
+from reports.pages.compare import compare
 from reports.pages.report import render_report
+from reports.records.load import find_study
 from reports.text.words import interval
 from studies.console.summary import print_study
 
@@ -80,7 +81,7 @@ def test_all_files_are_there_and_the_same_again(rendered: Rendered) -> None:
 def test_pages_are_well_formed_self_contained_and_accessible(rendered: Rendered, name: str) -> None:
     built, files = rendered
     if name == "compare":
-        files = contents(compare([built.study.source], out=built.layout.root)[0].parent)
+        files = contents(compare([(built.folder, built.study)], built.layout.root)[0].parent)
     text = files["index.html"].decode()
     page = Parsed(text)
     assert [len(page.of(tag)) for tag in ("main", "header", "footer", "h1", "title", "script")] == [1] * 6
@@ -158,7 +159,7 @@ def test_degenerate_studies_still_make_a_page(tmp_path: Path, shape: dict[str, A
 
 def test_interrupted_render_leaves_the_old_report_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = build(tmp_path, seeds=(0,), prompts=4, steps=64, extra="figures: []\n")
-    page = report(built.study.source, None, built.layout.root)
+    page = render_report(*find_study(built.layout, built.study.source))
     assert page == built.folder.report / "index.html"
     before = contents(page.parent)
 
