@@ -98,3 +98,17 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message; its type where it has none."""
     lines = str(error).strip().splitlines()
     return shown(lines[0], 400) if lines else type(error).__name__
+
+
+def leaves(path: Path, folder: Path) -> bool:
+    """Return whether a path below `folder` is a link that leads out of it, or to nowhere.
+
+    A snapshot in the hub's cache links to ``../../blobs``: there the whole repository of the cache counts as inside.
+    """
+    home = folder.resolve()
+    if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
+        home = home.parent.parent
+    try:
+        return not path.resolve(strict=True).is_relative_to(home)
+    except (OSError, RuntimeError):  # it leads to nothing, or in a circle
+        return True

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config.names import nearest
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
-from pipeline.named_files import UNREADABLE, below, first_line, is_folder, require_file, state
+from pipeline.named_files import UNREADABLE, below, first_line, is_folder, leaves, require_file, state
 from pipeline.run.store import file_digest
 from pipeline.wording import shown
 
@@ -72,6 +72,9 @@ def split_files(path: Path, key: str) -> dict[str, list[Path]]:
         return {"train": [path]}
     tables = [file for file in below(path, origin) if file.suffix[1:] in FORMATS]
     for file in tables:
+        if leaves(file, path):
+            name = file.relative_to(path)
+            raise UserError(f"{origin}: '{name}' is a link that leaves the folder; put the file there, as cp -rL does")
         require_file(file, str(file))
     splits = {split: [file for file in tables if file.name.startswith(split)] for split in ("train", "test")}
     if not splits["train"]:

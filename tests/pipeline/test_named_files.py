@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import named_files
 from pipeline.errors import UserError
-from pipeline.named_files import below, is_file, is_folder, place, require_file
+from pipeline.named_files import below, is_file, is_folder, leaves, place, require_file
 
 LONG = "a" * 300
 
@@ -18,6 +18,7 @@ def odd(tmp_path: Path) -> Path:
     (tmp_path / "file").write_text("content")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("file")
+    (tmp_path / "out").symlink_to("/etc/passwd")
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "endless").symlink_to("/dev/zero")
@@ -50,10 +51,29 @@ def test_files_have_a_limit(odd: Path) -> None:
         require_file(odd / "link", "x", most=6)
 
 
+def test_links_out_of_a_folder_are_known(odd: Path) -> None:
+    found = {path.name: leaves(path, odd) for path in odd.iterdir()}
+    assert found == {"file": False, "folder": False, "link": False, "pipe": False, "out": True, "dangling": True,
+                     "loop": True, "endless": True}  # fmt: skip
+
+
+def test_a_snapshot_of_the_hubs_cache_may_link_to_its_blobs_alone(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "datasets--imdb" / "snapshots" / "e6281661", tmp_path / "datasets--imdb" / "blobs"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "other").write_text("x")
+    (snapshot / "train.csv").symlink_to("../../blobs/2b3c")
+    (snapshot / "test.csv").symlink_to("../../../other")
+    assert leaves(snapshot / "train.csv", snapshot)
+    blobs.mkdir()
+    (blobs / "2b3c").write_text("x")
+    assert not leaves(snapshot / "train.csv", snapshot)
+    assert leaves(snapshot / "test.csv", snapshot)
+
+
 def test_a_folder_with_too_much_below_it_is_refused(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [path.name for path in below(odd, "x")] == sorted(path.name for path in odd.iterdir())
-    monkeypatch.setattr(named_files, "MOST_ENTRIES", 6)
-    with pytest.raises(UserError, match=r"^x: more than 6 files lie below it"):
+    monkeypatch.setattr(named_files, "MOST_ENTRIES", 7)
+    with pytest.raises(UserError, match=r"^x: more than 7 files lie below it"):
         below(odd, "x")
 
 
