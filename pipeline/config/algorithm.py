@@ -72,7 +72,7 @@ class AlgorithmConfig(Section):
     )
     target_kl: Annotated[StrictlyPositive | None, ADAM_MOVES_THE_POLICY] = Field(
         None,
-        description="an update ends before a step whose approxkl is above 1.5 times this, in nats per token",
+        description="end an update before a step at which approxkl exceeds 1.5 times this, in nats per token",
     )
 
     @property

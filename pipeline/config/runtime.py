@@ -57,7 +57,7 @@ class CapsConfig(Section):
     continues it."""
 
     wall_clock_h: StrictlyPositive = Field(2.5, description="most hours of training")
-    generated_tokens: Positive = Field(50_000_000, description="most tokens sampled in rollouts")
+    generated_tokens: Positive = Field(50_000_000, description="largest number of tokens sampled in rollouts")
     memory_gib: StrictlyPositive = Field(
         14.6, description="peak memory: RSS on a CPU, allocator on a GPU, which enforces it"
     )

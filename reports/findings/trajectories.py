@@ -53,7 +53,7 @@ def paths(records: StudyRecords) -> Paths:
 
 
 def kl_source(records: StudyRecords) -> str:
-    """The measure of the KL of the trajectories, for captions."""
+    """The KL estimate that the trajectories use, named in captions."""
     exact = {EXACT, LENGTH} <= set(records.curves.columns) and bool(records.curves[EXACT].notna().any())
     return "exact KL per token × tokens" if exact else "k1 estimate"
 

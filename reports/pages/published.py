@@ -14,6 +14,7 @@ import pandas as pd
 import yaml
 
 from pipeline.config.yaml_files import PlainDumper
+from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder
 from pipeline.run.metrics import per_prompt
 from reports.figures.frontier import frontier
@@ -42,9 +43,11 @@ _NOT_IMPORTED = {
 def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     """Write page and data of a study into a folder of its name below `root`, and the list of all findings there.
 
-    Raises what `load_records` and `replace_folder` do.
+    Raises `UserError` for a study that has no trial of its own, and what `load_records` and `replace_folder` do.
     """
     records = load_records(folder, study)
+    if study.imported is not None or not records.records:
+        raise UserError(f"{study.name} cannot be published: no trial of it has run here")
     findings = analyse(records)
     replace_folder(root / study.name, lambda new: _write(records, findings, new))
     tables = [pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))]
@@ -57,14 +60,14 @@ def _write(records: StudyRecords, findings: Findings, folder: Path) -> None:
     study = records.study
     named = [claim.metric for claim in study.falsifiers if not claim.evaluated]
     series = [key for key in dict.fromkeys((*SERIES, *named)) if key in records.curves.columns]
-    recorded = records.curves[["arm", "seed", "step", *series]].dropna(subset=series, how="all")
+    recorded = records.curves[["arm", "seed", "step", *series]].dropna(subset=series or ["step"], how="all")
     ended = records.trials.rename(columns={"steps": "step"})
     once = [
         key for key in map(str, ended) if key.startswith("eval/") and per_prompt(key) is None and "win_rate" not in key
     ]
     diverged = ended[ended["status"] == "diverged"][["arm", "seed", "step"]]
     measured = ended[["arm", "seed", "step", *once]].dropna(subset=once or ["step"], how="all")
-    steps = pd.concat([recorded, measured, diverged.assign(step=diverged["step"] + 1, **{series[0]: math.inf})])
+    steps = pd.concat([recorded, measured, diverged.assign(step=diverged["step"] + 1, **{SERIES[0]: math.inf})])
     for name, table in {"steps": steps, "prompts": records.prompts.dropna(axis=1, how="all")}.items():
         table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd", compression_level=19)
     content = study.model_dump(mode="json", exclude=_NOT_IMPORTED, exclude_defaults=True)

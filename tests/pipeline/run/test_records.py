@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -37,4 +38,10 @@ def test_a_record_with_an_unknown_field_is_damaged(tmp_path: Path) -> None:
 def test_a_record_without_its_digest_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(RECORD))
     with pytest.raises(Damaged, match="checksum differs"):
+        read_record(tmp_path / "a.json")
+
+
+def test_a_pipe_in_the_place_of_a_record_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(Damaged, match="it is a pipe"):
         read_record(tmp_path / "a.json")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic import build
 
+from pipeline.errors import UserError
 from pipeline.run.layout import Layout
 from reports.findings.findings import Findings, analyse
 from reports.pages.published import publish
@@ -34,12 +35,15 @@ def test_data_give_the_same_numbers_and_verdicts(tmp_path: Path) -> None:
     assert sum(map(len, files.values())) < 2**20
     file = page.parent / "published_kl_demo.yaml"
     import_folder(page.parent, str(file), Layout.at(tmp_path / "here"), "plain")
-    again = analyse(load_records(*find_study(Layout.at(tmp_path / "here"), str(file))))
+    imported = find_study(Layout.at(tmp_path / "here"), str(file))
+    with pytest.raises(UserError, match="published_kl_demo cannot be published"):
+        publish(*imported, tmp_path / "published")
+    again = analyse(load_records(*imported))
     first = built.findings
     assert verdicts(again) == verdicts(first)
-    for own, imported in zip(first.arms, again.arms, strict=True):
-        assert imported.counts.get("diverged") == own.counts.get("diverged")
-        for one, other in ((own.estimates[key], imported.estimates[key]) for key in KEYS):
+    for own, other_arm in zip(first.arms, again.arms, strict=True):
+        assert other_arm.counts.get("diverged") == own.counts.get("diverged")
+        for one, other in ((own.estimates[key], other_arm.estimates[key]) for key in KEYS):
             assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), rel=1e-12)
             assert (one.seeds, one.prompts) == (other.seeds, other.prompts)
     rows = (tmp_path / "published" / "README.md").read_text().splitlines()
