@@ -42,11 +42,9 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
 
 @pytest.mark.parametrize(
     # After 3 the trial resumes from a checkpoint in the middle, which holds the state of the controllers.
-    "after",
-    [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3, pytest.param(5, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize(
-    "control", [pytest.param(name, marks=[] if name in SOME else pytest.mark.slow) for name in CONTROLS]
+    ("control", "after"),
+    [pytest.param(name, 3, marks=[] if name in SOME else pytest.mark.slow) for name in CONTROLS]
+    + [pytest.param("adaptive", after, marks=pytest.mark.slow) for after in (1, 2, 5)],
 )
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, after: int, wholes: Any) -> None:
     knobs = CONTROLS[control]
@@ -134,7 +132,7 @@ def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("after", [1, 3])
-@pytest.mark.parametrize("control", ["fixed", "adaptive", pytest.param("guard", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("control", ["fixed", "adaptive"])
 def test_it_leaves_a_checkpoint_of_the_update_at_hand_and_goes_on_as_if_it_had_stayed(
     tmp_path: Path, scheduled: None, control: str, after: int
 ) -> None:
@@ -162,7 +160,7 @@ def test_processes_of_a_trial_leave_together(tmp_path: Path, scheduled: None) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("control", ["adaptive", "separate", "few bits", "two rounds"])
+@pytest.mark.parametrize("control", ["few bits", "two rounds"])
 def test_a_trial_that_is_killed_and_run_again_leaves_the_same_bytes(control: str) -> None:
     (tally,) = rounds([control], kills=2, seed=1)
     assert tally.kills == 2

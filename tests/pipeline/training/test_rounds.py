@@ -64,15 +64,12 @@ def without(row: dict[str, float]) -> dict[str, float]:
 
 
 SOME = ["fixed", "adaptive", "linear", "guard", "lora", "adaptive bonus", "dpo"]
+FURTHER = ["floor", "separate", "few bits", "replayed targets", "trpo"]
 
 
-@pytest.mark.parametrize(
-    "control", [pytest.param(name, marks=[] if name in SOME else pytest.mark.slow) for name in CONTROLS]
-)
+@pytest.mark.parametrize("control", [*SOME, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)])
 def test_rounds_with_one_reward_are_one_training(tmp_path: Path, control: str) -> None:
     knobs = CONTROLS[control]
-    if knobs.get("algorithm__name") == "a_star_po":
-        pytest.skip("refused with rounds")
     whole, wanted, state = run(tmp_path / "whole", **knobs)
     outcome, last = Rounds(tmp_path, 3, knobs).run()
     assert outcome == whole

@@ -51,7 +51,7 @@ def test_few_studies_without_a_trend_raise_any_alarm(correlation: float) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arms", "seeds", "records"), [(5, 3, N), (1, 1, N), (12, 5, N), (5, 3, 48), (5, 3, 400)])
+@pytest.mark.parametrize(("arms", "seeds", "records"), [(5, 3, N), (1, 1, N), (5, 3, 400)])
 def test_the_false_alarms_that_are_published(arms: int, seeds: int, records: int) -> None:
     """The rate is at most 5 % at every correlation up to 0.6 and with a slow wander; about 5 % at the worst of them."""
     shape = (max(500, 25_000 // (arms * seeds)), arms, seeds, records)

@@ -77,13 +77,6 @@ def running(nodes: SlurmNodes) -> list[str]:
     return [number for number, state in nodes.jobs().items() if state == "RUNNING"]
 
 
-def test_a_whole_study_has_the_bytes_of_processes(write_study: Write, layout: Layout, whole: dict[str, bytes]) -> None:
-    result, text = go(write_study(SHORT), layout, "slurm")
-    assert results(result, layout) == whole
-    assert sorted(fake_trial.calls(layout)) == CELLS
-    assert "2 of 2 trials" in text
-
-
 def test_scancel_interrupts_and_the_same_command_goes_on(
     write_study: Write,
     layout: Layout,
