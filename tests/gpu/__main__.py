@@ -7,11 +7,9 @@ everything that could be tested passed, 1 something failed, 3 nothing was tested
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,56 +27,44 @@ AT_ONCE = 3
 SECTIONS = {
     "sampler": ("Sampler against a reference implementation", 120),
     "stages": ("Every stage in every precision, in 4 bits, by two processes", 300),
-    "steps": ("Gradient steps: loss scaling, controllers, self-checks", 240),
-    "head": ("Language-modelling head in half precision", 90),
-    "resume": ("Kill and resume", 180),
+    "steps": ("Gradient steps: loss scaling, controllers, self-checks, kill and resume, the head", 300),
     "memory": ("Out of memory, and the cap on the allocator", 240),
     "measure": ("Memory, time and throughput of a trial against the forecast", 330),
-    "trl": ("Speed and memory beside TRL's PPO", 180),
 }
-"""Title and time limit in seconds, by the name of the test file."""
-ALONE = ("measure", "trl")
-"""Figures of memory and time need the card for themselves; tests do not."""
+"""Title and time limit in seconds, by the name of the test file. The last needs the card for itself."""
 REQUIRED = ("accelerate", "numpy", "pandas", "peft", "pyarrow", "pydantic", "pytest", "safetensors", "torch",
             "transformers", "yaml")  # fmt: skip
-CARD = """
-import json, torch
-from gpu.hardware import card
-print(json.dumps(card()))
-"""
+CARD = "import json; from gpu.hardware import card; print(json.dumps(card()))"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run all sections and return the exit code; the page is written after each of them."""
     parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu", help="folder of the page")
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), help="some of the sections")
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="some sections")
     parser.add_argument("--minutes", type=float, default=9.5, help="time limit of the whole")
     rehearsal = "cpu: rehearse this program without testing a card"
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help=rehearsal)
     parser.add_argument("--shape", choices=["qwen0.5b", "tiny"], default="qwen0.5b", help="network of the measurements")
     options = parser.parse_args(arguments)
-    began, chosen = time.monotonic(), options.only or list(SECTIONS)
-    card = _card(options.device)
-    why = card.pop("why")
-    late = "the time limit was reached before it began"
-    sections = {name: _section(name, [_item("all tests", "not tested", why or late)]) for name in chosen}
+    end, card = time.monotonic() + options.minutes * 60, _card(options.device)
+    late = _item("all tests", "not tested", card["why"] or "the time limit was reached before it began")
+    sections = {name: {"title": SECTIONS[name][0], "seconds": 0.0, "items": [late]} for name in options.only}
     report = {"card": card, "rehearsal": options.device == "cpu", "sections": sections}
 
     def one(name: str) -> None:
-        left, limit = options.minutes * 60 - (time.monotonic() - began), SECTIONS[name][1]
-        if left > limit / 10:
-            sections[name] = run(name, min(limit, left), card, options.shape)
+        if (left := min(SECTIONS[name][1], end - time.monotonic())) > 10:
+            sections[name] = run(name, left, options.device, options.shape)
             for item in sections[name]["items"]:
                 print(f"{item['status']:10s} {name}: {item['name']}{': ' * bool(item['why'])}{item['why']}", flush=True)
-            write(report, why, options.out)
+            write(report, options.out)
 
-    if not why:
+    if not card["why"]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            list(pool.map(one, [name for name in chosen if name not in ALONE]))
-        for name in [name for name in chosen if name in ALONE]:
-            one(name)
-    code, page = write(report, why, options.out)
+            list(pool.map(one, [name for name in options.only if name != "measure"]))
+        if "measure" in options.only:
+            one("measure")
+    code, page = write(report, options.out)
     print(f"{report['headline']}\n{page}")
     return code
 
@@ -101,26 +87,25 @@ def _item(name: str, status: str, why: str) -> dict[str, Any]:
     return {"name": name, "status": status, "why": why, "values": {}}
 
 
-def _section(name: str, items: list[dict[str, Any]], seconds: float = 0.0) -> dict[str, Any]:
-    return {"name": name, "title": SECTIONS[name][0], "seconds": seconds, "items": items}
-
-
-def run(name: str, limit: float, card: dict[str, Any], shape: str, tests: Path | None = None) -> dict[str, Any]:
-    """Run a section for at most `limit` seconds; what it had written by then is kept."""
+def run(name: str, limit: float, device: str, shape: str) -> dict[str, Any]:
+    """Run a section for at most `limit` seconds; results that it had written by then are kept."""
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
         out, log = Path(folder) / "out.jsonl", Path(folder) / "log"
-        environment = environment_of(card["device"]) | {"GPU_OUTCOMES": str(out), "GPU_SHAPE": shape, "TMPDIR": folder}
-        command = [sys.executable, "-m", "pytest", "-c", str(HERE / "card.ini"), "--noconftest", "-p", "gpu.page"]
+        environment = environment_of(device) | {"GPU_OUTCOMES": str(out), "GPU_SHAPE": shape, "TMPDIR": folder}
+        command = ["timeout", "--signal=KILL", str(limit), sys.executable, "-m", "pytest", "-c", str(HERE / "card.ini")]
+        command += ["--noconftest", "-p", "gpu.page", str(HERE / f"test_{name}.py")]
         began = time.monotonic()
-        ended = _finish([*command, str(tests or HERE / f"test_{name}.py")], environment, log, limit)
+        with log.open("w") as file:
+            code = subprocess.run(command, stdout=file, stderr=file, env=environment, cwd=ROOT, check=False).returncode
+        seconds = time.monotonic() - began
+        ended = f"exit code {code}" if seconds < limit else f"not finished after {limit:.0f} s"
         found = {}
         for line in out.read_text("utf-8").splitlines() if out.exists() else []:
             item = json.loads(line)  # the last line of a test wins
             found[item["name"]] = item | {"why": item["why"].replace("did not end", f"did not end: {ended}")}
-        if not found:
-            last = "\n".join(log.read_text("utf-8", "replace").strip().splitlines()[-12:])
-            found[""] = _item("all tests", "failed", f"none was collected ({ended}): {last}")
-        return _section(name, list(found.values()), time.monotonic() - began)
+        last = "\n".join(log.read_text("utf-8", "replace").strip().splitlines()[-12:])
+        items = list(found.values()) or [_item("all tests", "failed", f"none was collected ({ended}): {last}")]
+        return {"title": SECTIONS[name][0], "seconds": seconds, "items": items}
 
 
 def environment_of(device: str) -> dict[str, str]:
@@ -131,40 +116,22 @@ def environment_of(device: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GPU_DEVICE": device, **fixed, **hidden}
 
 
-def _finish(command: list[str], environment: dict[str, str], log: Path, limit: float) -> str:
-    """Run to the end or the limit; returns how it ended."""
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=ROOT, start_new_session=True
-        )
-        try:
-            return f"exit code {process.wait(limit)}"
-        except subprocess.TimeoutExpired:
-            return f"not finished after {limit:.0f} s"
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def verdict(report: dict[str, Any], why: str) -> tuple[int, str]:
+def verdict(report: dict[str, Any]) -> tuple[int, str]:
     """Exit code and one line. A rehearsal proves no card, whatever passed in it."""
     statuses = [item["status"] for one in report["sections"].values() for item in one["items"]]
     passed, failed, skipped = (statuses.count(status) for status in ("passed", "failed", "not tested"))
-    count = f"{passed} passed, {failed} failed, {skipped} not tested"
-    if why:
+    count = f"{passed} passed, {failed} failed, {skipped} not tested."
+    if why := report["card"]["why"]:
         return 3, f"Not tested: {why}."
-    if failed:
-        return 1, f"{count}."
     if report["rehearsal"]:
-        return 3, f"Rehearsal on a CPU, which proves this program and no card: {count}."
-    return (0 if passed else 3), f"{count}."
+        return (1 if failed else 3), f"Rehearsal on a CPU, which proves this program and no card: {count}"
+    return (1 if failed else 0 if passed else 3), count
 
 
-def write(report: dict[str, Any], why: str, folder: Path) -> tuple[int, Path]:
+def write(report: dict[str, Any], folder: Path) -> tuple[int, Path]:
     """Write the page, with the JSON file beside it; returns the exit code and the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    code, report["headline"] = verdict(report, why)
+    code, report["headline"] = verdict(report)
     name = "rehearsal" if report["rehearsal"] else report["card"].get("name", "no card")
     page = folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
     page.with_suffix(".json").write_text(json.dumps(report, indent=1), "utf-8")

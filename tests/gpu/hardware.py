@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +39,11 @@ SHAPES = {"qwen0.5b": QWEN, "medium": MEDIUM, "tiny": TINY}
 
 
 def card() -> dict[str, Any]:
-    """Name, memory, software and measured rates of the card (in a rehearsal, of the CPU); `why` it cannot be tested."""
+    """Name, memory and software of the card (in a rehearsal, of the CPU); `why` it cannot be tested."""
     found: dict[str, Any] = {"device": DEVICE, "name": "CPU", "torch": torch.__version__, "why": ""}
-    large = DEVICE == "cuda"
-    if large and not torch.cuda.is_available():
-        return {"why": "no CUDA device is visible"}
-    if large:
+    if DEVICE == "cuda":
+        if not torch.cuda.is_available():
+            return {"why": "no CUDA device is visible"}
         properties = torch.cuda.get_device_properties(0)
         memory = properties.total_memory / GIB
         found |= {
@@ -56,29 +52,7 @@ def card() -> dict[str, Any]:
         }  # fmt: skip
         if memory < LEAST_GIB:
             found["why"] = f"{properties.name} has {memory:.1f} GiB; {LEAST_GIB:.0f} GiB are needed"
-    flops, moved = rates()
-    return found | {"half-precision products, TFLOP/s": flops / 1e12, "copies, GB/s": moved / 1e9}
-
-
-def rates() -> tuple[float, float]:
-    """FLOP/s of half-precision products and bytes/s of copies, read and written; medians of 10."""
-    large = DEVICE == "cuda"
-    half = torch.bfloat16 if not large or torch.cuda.get_device_capability(0) >= (8, 0) else torch.float16
-    size, count = (8192, 2**28) if large else (256, 2**20)
-    a, one = torch.randn(size, size, device=DEVICE).to(half), torch.empty(count, device=DEVICE)
-    other = torch.empty_like(one)
-
-    def seconds(work: Callable[[], Any]) -> float:
-        spent = []
-        for _ in range(13):
-            before = time.perf_counter()
-            work()
-            if large:
-                torch.cuda.synchronize()
-            spent.append(time.perf_counter() - before)
-        return statistics.median(spent[3:])
-
-    return 2 * size**3 / seconds(lambda: a @ a), 8 * count / seconds(lambda: other.copy_(one))
+    return found
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,35 +33,21 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def render(report: dict[str, Any]) -> str:
-    """The whole page; `report` is what the JSON file holds."""
-    sections, card = report["sections"].values(), report["card"]
-    summary = []
-    for one in sections:
-        count = Counter(item["status"] for item in one["items"])
-        summary.append([one["title"], count["passed"], count["failed"], count["not tested"], f"{one['seconds']:.0f}"])
-    return "\n".join(
-        [
-            f"# {card.get('name', 'No card')}: {report['headline']}\n",
-            table(["", ""], card.items()),
-            table(["section", "passed", "failed", "not tested", "seconds"], summary),
-            *map(_section, sections),
-        ]
-    )
-
-
-def _section(section: dict[str, Any]) -> str:
-    """Its items; below them the tables (lists of rows) and notes that they have recorded."""
-    rows, more = [], []
-    for item in section["items"]:
-        words = [item["why"]]
-        for name, value in item["values"].items():
-            if isinstance(value, list) and value and isinstance(value[0], dict):
-                more.append(f"\n{name}:\n\n" + table(list(value[0]), [one.values() for one in value]))
-            else:
-                words.append(f"{name} {value}")
-        what = item["name"].removeprefix("test_").replace("_", " ")
-        rows.append([what, item["status"], "; ".join(filter(None, words))])
-    return f"## {section['title']}\n\n{table(['what', 'result', 'why, or what was measured'], rows)}\n{''.join(more)}"
+    """The whole page: the items of each section, and below them the tables (lists of rows) that they have recorded."""
+    card = report["card"]
+    parts = [f"# {card.get('name', 'No card')}: {report['headline']}\n", table(["", ""], card.items())]
+    for section in report["sections"].values():
+        rows, tables = [], []
+        for item in section["items"]:
+            values = {name: one for name, one in item["values"].items() if not isinstance(one, list)}
+            words = filter(None, [item["why"], *(f"{name} {one}" for name, one in values.items())])
+            rows.append([item["name"].removeprefix("test_").replace("_", " "), item["status"], "; ".join(words)])
+            for name in item["values"].keys() - values.keys():
+                lines = item["values"][name]
+                tables.append(f"\n{name}:\n\n" + table(list(lines[0]), [one.values() for one in lines]))
+        head = f"## {section['title']} ({section['seconds']:.0f} s)\n"
+        parts += [head, table(["test", "result", "reason, or measured"], rows), *sorted(tables)]
+    return "\n".join(parts)
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:

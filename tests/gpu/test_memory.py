@@ -93,7 +93,8 @@ def test_a_stage_that_runs_out_of_memory_takes_fewer_rows_at_once(
 ) -> None:
     least, most = roomy.held(stage) + WORKSPACE, peak_gib(roomy.outcome, stage) * GIB
     cap = least + (most - least) / 2
-    record_property("GiB, with room, held and cap", [round(one / GIB, 2) for one in (most, roomy.held(stage), cap)])
+    sizes = ", ".join(f"{one / GIB:.2f}" for one in (most, roomy.held(stage), cap))
+    record_property("GiB, with room, held and cap", sizes)
     assert most > least * 1.2, "the stage takes too little memory for a cap to bite"
     outcome, warnings = roomy.capped(tmp_path, stage, cap)
     record_property("warnings", len(warnings))
