@@ -23,7 +23,6 @@ from benchmarks.report import show
 from pipeline.resources.machine import HUGE_PAGES
 
 ROOT = Path(__file__).parents[2]
-SIZES = ("tiny", "tiny-eos", "32k", "32k-eos")
 HOW = (
     "set TRL_PYTHON=ENV/bin/python, made by `python3 -m venv ENV && ENV/bin/pip install torch==2.13.0 &&"
     " ENV/bin/pip install trl==1.16.0`"
@@ -35,76 +34,53 @@ def main() -> None:
     options = _options()
     turns = [(size, name) for size in options.size for _ in range(options.rounds) for name in options.contender]
     runs = [_run(name, size, options) for size, name in turns]
-    start_up = _start_up()
-    show(runs, start_up)
+    show(runs)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = ("device", "precision", "threads", "rounds")
-    settings = {name: getattr(options, name) for name in kept}
-    options.out.write_text(json.dumps({**settings, "start_up_s": start_up, "runs": runs}, indent=1))
+    settings = {name: getattr(options, name) for name in ("device", "precision", "threads", "rounds")}
+    options.out.write_text(json.dumps({**settings, "runs": runs}, indent=1))
     print(f"\n{options.out}")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
-    parser.add_argument("--size", nargs="+", default=list(SIZES), choices=["smoke", *SIZES, "qwen0.5b"])
+    parser.add_argument("--size", nargs="+", default=["tiny", "32k"], choices=["smoke", "tiny", "32k", "qwen0.5b"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--threads", type=int, default=1, help="CPU threads of a contender; a trial of ours has 1 by default"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of a contender; a trial has 1 by default")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"], help="of autocast, on a GPU")
-    parser.add_argument("--contender", nargs="+", choices=CONTENDERS)
-    parser.add_argument(
-        "--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {' and '.join(NEWER_TRL)}; {HOW}"
-    )
+    parser.add_argument("--contender", nargs="+", choices=list(CONTENDERS))
+    newer = " and ".join(NEWER_TRL)
+    parser.add_argument("--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {newer}; {HOW}")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench.json"))
     options = parser.parse_args()
     if (options.device == "cpu") != (options.precision == "fp32"):
         parser.error("--precision is fp16 or bf16 with --device cuda, and not given without")
     if not options.trl_python and set(options.contender or ()) & set(NEWER_TRL):
-        parser.error(f"{' and '.join(NEWER_TRL)} need a newer TRL: {HOW}")
+        parser.error(f"{newer} need a newer TRL: {HOW}")
     if options.contender is None:
         options.contender = [name for name in CONTENDERS if options.trl_python or name not in NEWER_TRL]
         if not options.trl_python:
-            print(f"skipped {' and '.join(NEWER_TRL)}: {HOW}", file=sys.stderr)
+            print(f"skipped {newer}: {HOW}", file=sys.stderr)
     return options
 
 
 def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
     """One contender in a fresh process; its output is shown only when it fails."""
     print(f"{time.strftime('%H:%M:%S')} {size} {name}", file=sys.stderr)
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = os.environ | {
-        "PYTHONPATH": paths,
-        "OMP_NUM_THREADS": str(options.threads),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": str(options.threads)}
+    environment |= {"TOKENIZERS_PARALLELISM": "false"}
     if name.startswith("ours"):
         environment |= HUGE_PAGES  # as the processes of our trials have them
+    python = options.trl_python if name in NEWER_TRL else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         words = [name, size, options.device, options.precision, str(options.threads), str(out)]
-        done = subprocess.run(
-            [options.trl_python if name in NEWER_TRL else sys.executable, "-m", "benchmarks.contender", *words],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [python, "-m", "benchmarks.contender", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{name} at {size} failed:\n{done.stderr[-4000:]}")
         result: dict[str, Any] = json.loads(out.read_text())
         return result
-
-
-def _start_up() -> float:
-    """Seconds of `ablate --help`, the least of five."""
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, ROOT / "ablate.py", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
-    return min(times)
 
 
 if __name__ == "__main__":

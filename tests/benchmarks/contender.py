@@ -9,12 +9,15 @@ import json
 import os
 import sys
 import tempfile
-import time
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 
-CONTENDERS = ("ours-grpo", "ours-rloo", "ours-shared", "ours-separate", "trl-ppo", "trl-grpo", "trl-rloo")
-"""Our algorithms without a critic, our PPO by its critic, TRL's PPO with a separate one, and what needs a newer TRL."""
+CONTENDERS = {
+    "ours-grpo": "ours", "ours-rloo": "ours", "ours-shared": "ours", "ours-separate": "ours", "trl-ppo": "theirs",
+    "trl-grpo": "their_groups", "trl-rloo": "their_groups",
+}  # fmt: skip
+"""Our algorithms without a critic, our PPO by its critic, TRL's PPO with a separate one, and those of a newer TRL; with
+the modules that build them."""
 NEWER_TRL = ("trl-grpo", "trl-rloo")
 
 
@@ -26,41 +29,15 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
     import torch
 
     torch.set_num_threads(int(threads))
-    from benchmarks.meter import Meter, matrix_peak, memory_now
+    from benchmarks.meter import Meter
     from benchmarks.sizes import SIZES
 
     size, device = SIZES[size_name], torch.device(device_name)
-    meter = Meter(device, size.measured)
+    meter = Meter(device)
     with tempfile.TemporaryDirectory() as folder:
-        if name == "trl-ppo":
-            from benchmarks import theirs
-
-            run = theirs.build(size, device, Path(folder), meter)
-        elif name in NEWER_TRL:
-            from benchmarks import their_groups
-
-            run = their_groups.build(size, name.removeprefix("trl-"), device, Path(folder), meter)
-        else:
-            from benchmarks import ours
-
-            run = ours.build(size, name.removeprefix("ours-"), device, precision, Path(folder), meter)
-        built = memory_now(device)
-        start = time.perf_counter()
-        run()
-        wall = time.perf_counter() - start
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]
-    result = meter.result() | {
-        "contender": name,
-        "trl": version("trl") if name.startswith("trl") else None,
-        "size": size_name,
-        "device": device_name,
-        "built_bytes": built,
-        "matrix_peak": matrix_peak(device, dtype),
-        "threads": torch.get_num_threads(),
-        "episodes": size.batch,
-        "wall_s": wall,
-        "parameters": sum(p.numel() for p in size.network().parameters()),
-    }
+        build = import_module(f"benchmarks.{CONTENDERS[name]}").build
+        build(size, name.partition("-")[2], device, precision, Path(folder), meter)()
+    result = {"contender": name, "size": size_name, "device": device_name, "episodes": size.batch, **meter.result()}
     Path(out).write_text(json.dumps(result))
 
 

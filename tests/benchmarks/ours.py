@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from benchmarks.meter import Meter
-from benchmarks.sizes import EOS, PAD, Size, reward
+from benchmarks.sizes import PAD, Size, reward
 
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
@@ -74,7 +74,7 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
     ledger.timed = meter.timed  # type: ignore[method-assign]
     critic = trunk(size.network().to(device)) if kind == "separate" else None
     actor = ActorCritic(policy, critic, has_critic=cfg.critic.kind != "none")
-    tokens = {"eos_id": NEVER if size.ends is None else EOS, "pad_id": PAD}
+    tokens = {"eos_id": NEVER, "pad_id": PAD}
     trainer = Trainer(
         cfg,
         Networks(actor, freeze(size.network().to(device))),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from pipeline.config.loading import load_config
@@ -16,45 +15,33 @@ from pipeline.models.loading import scratch_model
 from pipeline.models.seeding import stream
 
 PAD, EOS = 0, 1
-CRITICS = ("shared", "separate")
 
 
 @dataclass(frozen=True)
 class Size:
-    """One scale. Every prompt has its full length, and so has every response unless the network can end it."""
+    """One scale. Every prompt has its full length, and so has every response."""
 
     model: ModelConfig
     vocab: int
     prompt: int
     response: int
     measured: int
-    """Updates between the warm-up and the last one, whose operations are counted with the clock off."""
+    """Updates after the warm-up."""
     batch: int = 64
-    ends: int | None = None
-    """Tokens after which a response ends on average, were none cut: EOS gets that probability. None: no response
-    ends."""
 
     def settings(self, kind: str) -> TrialConfig:
-        """4 epochs x 4 mini-batches on one rollout, for a warm-up, the measured updates and the counted one.
-
-        `kind`: the critic of PPO, or the name of an algorithm without one.
-        """
+        """4 epochs x 4 mini-batches on one rollout; `kind`: the critic of PPO, or an algorithm without one."""
         changes = {
-            "train.steps": (self.measured + 2) * 16, "train.batch_size": self.batch, "train.num_mini_batches": 4,
+            "train.steps": (self.measured + 1) * 16, "train.batch_size": self.batch, "train.num_mini_batches": 4,
             "train.num_epochs": 4, "train.response_length": self.response, "train.missing_eos": "none",
             "runtime.micro_batch_size": self.batch // 4, "runtime.rollout_batch_size": self.batch,
             "runtime.checkpoint_updates": 10**6,
         }  # fmt: skip
-        return load_config("tiny", {**changes, "critic.kind" if kind in CRITICS else "algorithm": kind})
+        return load_config("tiny", {**changes, "critic.kind" if kind in ("shared", "separate") else "algorithm": kind})
 
     def network(self) -> Qwen2ForCausalLM:
-        """Random weights, the same at every call; where responses end, a bias of the head makes them."""
-        made = scratch_model(self.model, self.vocab, PAD, EOS, self.prompt + self.response, seed=0)
-        if self.ends is not None:
-            bias = torch.zeros(self.vocab)
-            bias[EOS] = math.log((self.vocab - 1) / (self.ends - 1))
-            made.lm_head.bias = nn.Parameter(bias)
-        return made
+        """Random weights, the same at every call."""
+        return scratch_model(self.model, self.vocab, PAD, EOS, self.prompt + self.response, seed=0)
 
     def prompts(self) -> Tensor:
         """(4 x batch, P) random tokens."""
@@ -65,18 +52,14 @@ def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> ModelConf
     return ModelConfig(hidden_size=hidden, layers=layers, heads=heads, intermediate_size=intermediate)
 
 
-TINY = Size(load_config("tiny").model, 700, 8, 32, measured=4)
-WIDE = Size(_sizes(256, 2, 4, 704), 32_000, 32, 48, measured=1)
 SIZES = {
     "smoke": Size(_sizes(16, 1, 2, 32), 50, 4, 6, measured=1, batch=8),
-    "tiny": TINY,
-    "32k": WIDE,
-    "tiny-eos": replace(TINY, ends=24),
-    "32k-eos": replace(WIDE, ends=36),
+    "tiny": Size(load_config("tiny").model, 700, 8, 32, measured=4),
+    "32k": Size(_sizes(256, 2, 4, 704), 32_000, 32, 48, measured=1),
     "qwen0.5b": Size(_sizes(1024, 24, 16, 2816), 151_936, 64, 128, measured=2),
 }
-"""A test of the benchmark; the policy of the default profile; a vocabulary of 32,000; both with responses that end
-(after 18 tokens, about as many as those of the task, and 29 on average); the shape of Qwen1.5-0.5B, for a GPU."""
+"""A test of the benchmark; the policy of the default profile; a vocabulary of 32,000; the shape of Qwen1.5-0.5B, for a
+GPU."""
 
 
 def reward(ids: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from benchmarks.meter import Meter
-from benchmarks.sizes import EOS, PAD, Size, reward
+from benchmarks.sizes import Size, reward
 from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -35,22 +35,19 @@ class Phases(TrainerCallback):
             self.meter.switch("train")
 
 
-def build(size: Size, method: str, device: torch.device, folder: Path, meter: Meter) -> Any:
+def build(size: Size, method: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
     """A trainer, ready to run: as many responses to a prompt, episodes, gradient steps and passes as ours. It logs and
-    saves nothing.
+    saves nothing. The token that ends a response is one that the network cannot sample.
 
-    The token that ends a response is one that the network cannot sample, unless responses end.
+    Generation is a method of TRL that another one calls, which then measures and scores.
     """
     cfg, policy = size.settings(method), size.network()
     words = _tokenizer(size)
     policy.save_pretrained(folder / "policy")
     policy.config._name_or_path = str(folder / "policy")  # TRL loads the reference from there
     policy.generation_config.eos_token_id = words.eos_token_id
-    own: dict[str, Any] = {
-        "grpo": {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": False},
-        "rloo": {},
-    }[method]
-    config, trainer_class = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[method]
+    plain: dict[str, Any] = {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": False}
+    config, trainer_class, own = (GRPOConfig, GRPOTrainer, plain) if method == "grpo" else (RLOOConfig, RLOOTrainer, {})
 
     def score(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         last = size.prompt - 1 + torch.tensor([len(ids) for ids in completion_ids])
@@ -77,25 +74,6 @@ def build(size: Size, method: str, device: torch.device, folder: Path, meter: Me
         processing_class=words,
         callbacks=[Phases(meter, cfg.train.steps_per_update)],
     )  # fmt: skip
-    if size.ends is not None:  # a bias that the architecture has no place for, and that loading has dropped
-        trainer.ref_model.lm_head.bias = torch.nn.Parameter(policy.lm_head.bias.detach().clone())
-    _mark_phases(trainer, meter)
-    return trainer.train
-
-
-def _tokenizer(size: Size) -> PreTrainedTokenizerFast:
-    """Words ``t0 .. t<vocab>``: one more than the network has."""
-    vocabulary = {f"t{index}": index for index in range(size.vocab + 1)}
-    splits = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
-    splits.pre_tokenizer = WhitespaceSplit()
-    words = PreTrainedTokenizerFast(tokenizer_object=splits, padding_side="left")
-    ends, pads = (size.vocab, size.vocab) if size.ends is None else (EOS, PAD)
-    words.eos_token, words.pad_token = f"t{ends}", f"t{pads}"
-    return words
-
-
-def _mark_phases(trainer: Any, meter: Meter) -> None:
-    """Generation is a method of TRL that another one calls, which then measures and scores."""
     generate, rollout = trainer._generate, trainer._generate_and_score_completions
 
     def generation(*args: Any) -> Any:
@@ -107,3 +85,14 @@ def _mark_phases(trainer: Any, meter: Meter) -> None:
             return rollout(*args)
 
     trainer._generate, trainer._generate_and_score_completions = generation, whole
+    return trainer.train
+
+
+def _tokenizer(size: Size) -> PreTrainedTokenizerFast:
+    """Words ``t0 .. t<vocab>``: one more than the network has."""
+    vocabulary = {f"t{index}": index for index in range(size.vocab + 1)}
+    splits = Tokenizer(WordLevel(vocabulary, unk_token="t0"))
+    splits.pre_tokenizer = WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=splits, padding_side="left")
+    words.eos_token = words.pad_token = f"t{size.vocab}"
+    return words

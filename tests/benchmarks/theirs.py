@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.meter import Meter
-from benchmarks.sizes import EOS, PAD, Size, reward
+from benchmarks.sizes import EOS, Size, reward
 from transformers import TrainerCallback
 from trl.experimental.ppo import ppo_trainer as trl_ppo
 from trl_peer import critic_of, ppo_trainer, tokenizer
@@ -24,25 +24,17 @@ class EndOfUpdate(TrainerCallback):
         self.meter.end_update()
 
 
-def build(size: Size, device: torch.device, folder: Path, meter: Meter) -> Any:
-    """A trainer, ready to run. Its pad token is one that the network cannot sample, unless responses end: then it is
-    generated."""
-    cfg, policy = size.settings("shared"), size.network()
-    words = tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab if size.ends is None else PAD)
-    on_cpu: dict[str, Any] = {"use_cpu": device.type == "cpu"}
-    if size.ends is not None:
-        on_cpu["stop_token"] = "eos"
-    trainer = ppo_trainer(
-        cfg, policy, size.network(), critic_of(policy), reward, size.prompts(), words, folder, **on_cpu
-    )
+def build(size: Size, kind: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
+    """A trainer, ready to run. Its pad token is one that the network cannot sample.
+
+    Generation is a function of TRL; scoring ends where the first epoch draws its permutation, training where an update
+    is logged.
+    """
+    policy, words = size.network(), tokenizer(size.vocab, eos_id=EOS, pad_id=size.vocab)
+    networks = policy, size.network(), critic_of(policy), reward
+    prompts, settings = size.prompts(), size.settings("shared")
+    trainer = ppo_trainer(settings, *networks, prompts, words, folder, use_cpu=device.type == "cpu")
     trainer.add_callback(EndOfUpdate(meter))
-    _mark_phases(trainer, meter)
-    return trainer.train
-
-
-def _mark_phases(trainer: Any, meter: Meter) -> None:
-    """Generation is a function of TRL; scoring ends where the first epoch draws its permutation, training where an
-    update is logged."""
     generate, permutation, log = trl_ppo.batch_generation, np.random.permutation, trainer.log
 
     def generation(*args: Any) -> Any:
@@ -61,3 +53,4 @@ def _mark_phases(trainer: Any, meter: Meter) -> None:
         meter.switch("rest")
 
     trl_ppo.batch_generation, np.random.permutation, trainer.log = generation, epoch, logging
+    return trainer.train

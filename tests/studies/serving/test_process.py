@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.serve_load import _healthy, measure, show
+from benchmarks.serve_load import healthy, measure, show
 from helpers import free_port, mind_interrupts, wait_until
 from tiny_service import network, tokenizer
 
@@ -22,18 +22,16 @@ def test_nothing_is_lost_or_mixed_while_the_training_is_killed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = argparse.Namespace(
-        profile="smoke", set=["runtime.checkpoint_updates=2"], clients=[1, 3], seconds=2.0, rounds=2, tokens=12,
+        profile="smoke", set=["runtime.checkpoint_updates=2"], clients=[1, 3], seconds=2.0, rounds=1, tokens=12,
         requests=400, crowd=3, kills=2, minutes=25.0, out=tmp_path / "found.json",
     )  # fmt: skip
     found = measure(tmp_path, options)
     kills = found["kills"]
-    assert (kills["lost"], kills["mixed"], kills["kills"], kills["unasked"]) == (0, 0, 2, 0), kills
-    assert kills["answered"] == kills["asked"] >= 400
-    for figures in (*found["beside"].values(), *found["quiet"].values()):
-        assert figures["requests"] > 0
-        assert figures["lost"] == 0
+    assert (kills["lost"], kills["mixed"], kills["kills"], kills["short"]) == (0, 0, 2, False), kills
+    assert kills["requests"] == kills["asked"] >= 400
+    assert all(one["requests"] > 0 and one["lost"] == 0 for one in found["beside"])
     show(found)
-    assert "\n1 a second " in capsys.readouterr().out
+    assert "p50 under 350 ms" in capsys.readouterr().out
     assert (tmp_path / "serve.log").read_text().count("answering with") > 1, "newer weights took over"
 
 
@@ -46,7 +44,7 @@ def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     server = subprocess.Popen(command, **both, text=True, preexec_fn=mind_interrupts)
     try:
-        wait_until(lambda: _healthy(port) or server.poll() is not None, "the server answers", 300)
+        wait_until(lambda: healthy(port) or server.poll() is not None, "the server answers", 300)
     finally:
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=60)
