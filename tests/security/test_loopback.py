@@ -12,49 +12,35 @@ from studies.console import cli
 from studies.serving import app
 from studies.tracking import ui
 
-
-class Started(Exception):
-    """Raised where a server would begin."""
+OWN = {"127.0.0.1", "localhost", "[::1]"}
 
 
-@pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The names that the server answers to, and where it listens."""
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [("127.0.0.1", OWN), ("localhost", OWN), ("::1", OWN), ("0.0.0.0", {"*"}), ("::", {"*"}), ("192.0.2.7", {"*"})],
+)
+def test_serve_listens_on_loopback_and_warns_where_others_can_reach_it(
+    host: str, names: set[str], layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     found: list[Any] = []
     for name in ("check_free", "quiet_libraries", "find", "Server"):
         monkeypatch.setattr(app, name, lambda *args: None)
     monkeypatch.setattr(app, "create_app", lambda server, hosts: found.append(set(hosts)))
     monkeypatch.setattr(app.uvicorn, "run", lambda made, **options: found.append(options["host"]))
-    return found
-
-
-def test_serve_listens_on_loopback_and_knows_its_names(
-    listening: list[Any], layout: Layout, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert inspect.signature(cli.serve).parameters["host"].default == "127.0.0.1"
-    for host in ("127.0.0.1", "localhost", "::1"):
-        listening.clear()
-        app.serve("a/b/0", layout, 8000, host, 1, None, 0.2)
-        assert listening == [{"127.0.0.1", "localhost", "[::1]"}, host]
-    said = capsys.readouterr()
-    assert "warning" not in said.err
-    assert "Serving a/b/0 at http://[::1]:8000 (" in said.out
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
-def test_serve_warns_where_others_can_reach_it(
-    host: str, listening: list[Any], layout: Layout, capsys: pytest.CaptureFixture[str]
-) -> None:
     app.serve("a/b/0", layout, 8000, host, 1, None, 0.2)
-    assert listening == [{"*"}, host]
-    assert f"warning: {host} can be reached from other machines, and there is no password" in capsys.readouterr().err
+    assert inspect.signature(cli.serve).parameters["host"].default == "127.0.0.1"
+    assert found == [names, host]
+    warning = f"warning: {host} can be reached from other machines, and there is no password"
+    assert (warning in capsys.readouterr().err) == (names == {"*"})
 
 
 def test_the_ui_listens_on_loopback(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[list[str]] = []
+    class Started(Exception):
+        """Raised where a server would begin."""
 
     def popen(command: list[str], **options: Any) -> None:
-        started.append(command)
+        assert command[command.index("--host") + 1] == "127.0.0.1"
+        assert not [word for word in command if word.startswith(("--allowed-hosts", "--cors", "--disable-security"))]
         assert "shell" not in options
         raise Started
 
@@ -65,6 +51,3 @@ def test_the_ui_listens_on_loopback(layout: Layout, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ui, "check_free", lambda host, port: None)
     with pytest.raises(Started):
         ui.serve(layout, 5000)
-    (command,) = started
-    assert command[command.index("--host") + 1] == "127.0.0.1"
-    assert not [word for word in command if word.startswith(("--allowed-hosts", "--cors", "--disable-security"))]

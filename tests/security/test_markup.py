@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from pathlib import Path
+from unittest.mock import Mock
 from xml.etree import ElementTree
 
 from reports.pages.page import inline_svg
@@ -42,19 +43,6 @@ def test_texts_of_figures_are_escaped(tmp_path: Path) -> None:
     ElementTree.fromstring(with_text)
 
 
-class Client:
-    """Remembers what is sent to MLflow."""
-
-    def __init__(self) -> None:
-        self.sent: dict[str, str] = {}
-
-    def log_text(self, run: str, text: str, name: str) -> None:
-        self.sent[name] = text
-
-    def log_artifact(self, run: str, file: str, folder: str | None) -> None:
-        self.sent[f"{folder}/{Path(file).name}"] = Path(file).read_text("utf-8")
-
-
 def test_mlflow_is_sent_samples_as_a_table_and_hands_it_out_as_a_download(tmp_path: Path) -> None:
     import pandas as pd
     from flask import Flask
@@ -62,15 +50,14 @@ def test_mlflow_is_sent_samples_as_a_table_and_hands_it_out_as_a_download(tmp_pa
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
     pd.DataFrame({"prompt": ["The"], "completion": [NASTY]}).to_parquet(tmp_path / "samples.parquet")
-    client = Client()
+    client = Mock()
     upload(client, "run", "train", tmp_path / "samples.parquet")
-    ((name, text),) = client.sent.items()
+    ((_, text, name),) = (call.args for call in client.log_text.call_args_list)
     assert name == "train/samples.csv"
     assert "<script>" in text, "a table holds what was written; who shows it escapes it"
-    (tmp_path / "samples.csv").write_text(text)
-    (tmp_path / "page.html").write_text(text)
     with Flask("test").test_request_context():
         for file in ("samples.csv", "page.html"):
+            (tmp_path / file).write_text(text)
             answer = handlers._send_artifact(LocalArtifactRepository(str(tmp_path)), file)
             assert answer.headers["Content-Disposition"].startswith("attachment")
             assert answer.headers["X-Content-Type-Options"] == "nosniff"

@@ -73,9 +73,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- weights ------------------------------------------------------------------------------------------------------
-
-
 def in_torch(folder: Path, mark: Path) -> bytes:
     torch.save({"weight": Bomb(mark)}, folder / "made.pt")
     return (folder / "made.pt").read_bytes()
@@ -91,11 +88,9 @@ def as_a_script(folder: Path, mark: Path) -> bytes:
 
 @pytest.mark.parametrize("made", [in_torch, as_a_script, lambda folder, mark: pickle.dumps(Bomb(mark))])
 def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: Path) -> None:
-    content = made(tmp_path, mark)
-    digest = hashlib.sha256(content).hexdigest()[: checkpoint.DIGITS]
-    folder = tmp_path / "checkpoints"
+    content, folder = made(tmp_path, mark), tmp_path / "checkpoints"
+    path = folder / f"update_00000001.{hashlib.sha256(content).hexdigest()[: checkpoint.DIGITS]}.pt"
     folder.mkdir()
-    path = folder / f"update_00000001.{digest}.pt"
     path.write_bytes(content)
     for read in (lambda: checkpoint.load_latest(folder, print), lambda: ServedTrial._checkpoint(Mock(), "k", path)):
         with pytest.raises(Exception, match=r"[Ww]eights.only|magic number|[Uu]npickl|[Tt]orch[Ss]cript|archive"):
@@ -126,60 +121,60 @@ def test_a_pickle_in_the_place_of_a_file_is_refused(name: str, bomb: bytes, tmp_
     assert not mark.exists()
 
 
-# --- folders of networks: the base model, a reward, a judge, an exported policy -----------------------------------
+def with_code(folder: Path, mark: Path, *, known: bool) -> None:
+    """Code in a folder of a network, in every place from which libraries may import it."""
+    code = CODE.format(mark=str(mark))
+    (folder / "evil.py").write_text(f"{code}class Config: pass\nclass Model: pass\nclass Tokenizer: pass\n")
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(code)
+    heads = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
+    config: dict[str, Any] = {"auto_map": {"AutoConfig": "evil.Config", **dict.fromkeys(heads, "evil.Model")}}
+    tokenizer: dict[str, Any] = {"auto_map": {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}}
+    if not known:
+        config["model_type"], tokenizer["tokenizer_class"] = "evil", "EvilTokenizer"
+    for name, change in (("config.json", config), ("tokenizer_config.json", tokenizer)):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | change))
 
 
-def poisoned(folder: Path, sound: Path, mark: Path, *, kind: str) -> Path:
-    """A copy of a sound model that carries code, or weights that are pickles."""
-    shutil.copytree(sound, folder)
-    config = json.loads((folder / "config.json").read_text())
-    if kind in ("code", "unknown kind"):
-        (folder / "evil.py").write_text(
-            CODE.format(mark=str(mark)) + "class Config: pass\nclass Model: pass\nclass Tokenizer: pass\n"
-        )
-        heads = ("AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification")
-        config["auto_map"] = {"AutoConfig": "evil.Config", **dict.fromkeys(heads, "evil.Model")}
-        tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
-        tokenizer["auto_map"] = {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}
-        if kind == "unknown kind":
-            config["model_type"], tokenizer["tokenizer_class"] = "evil", "EvilTokenizer"
-        (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
-        (folder / "custom_generate").mkdir()
-        (folder / "custom_generate" / "generate.py").write_text(CODE.format(mark=str(mark)))
-    pickled = in_torch(folder, mark)
-    (folder / "made.pt").unlink()
-    (folder / "pytorch_model.bin").write_bytes(pickled)
-    if kind == "pickled weights":
-        (folder / "model.safetensors").unlink()
-    if kind == "index of pickles":
-        (folder / "model.safetensors").unlink()
-        places = {"model.embed_tokens.weight": "pytorch_model.bin", "model.norm.weight": "pytorch_model.bin"}
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-    if kind == "pickle by another name":
-        (folder / "model.safetensors").write_bytes(pickled)
-    if kind == "adapter":
-        (folder / "adapter_model.bin").write_bytes(pickled)
-        adapter = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": str(folder)}
-        (folder / "adapter_config.json").write_text(json.dumps(adapter))
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+def index_of_pickles(folder: Path) -> None:
+    places = dict.fromkeys(("model.embed_tokens.weight", "model.norm.weight"), "pytorch_model.bin")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors").unlink()
 
 
-KINDS = ["code", "unknown kind", "pickled weights", "index of pickles", "pickle by another name", "adapter"]
+def adapter_of_pickles(folder: Path) -> None:
+    shutil.copy(folder / "pytorch_model.bin", folder / "adapter_model.bin")
+    adapter = {"peft_type": "LORA", "r": 2, "target_modules": ["q_proj"], "base_model_name_or_path": str(folder)}
+    (folder / "adapter_config.json").write_text(json.dumps(adapter))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+POISONS: dict[str, Callable[[Path, Path], object]] = {
+    "code": lambda folder, mark: with_code(folder, mark, known=True),
+    "code of an unknown kind": lambda folder, mark: with_code(folder, mark, known=False),
+    "adapter": lambda folder, mark: adapter_of_pickles(folder),
+    "pickled weights": lambda folder, mark: (folder / "model.safetensors").unlink(),
+    "pickled index": lambda folder, mark: index_of_pickles(folder),
+    "pickle by another name": lambda folder, mark: shutil.copy(
+        folder / "pytorch_model.bin", folder / "model.safetensors"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", POISONS)
 def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path) -> None:
-    folder = poisoned(tmp_path / "folder", sound, mark, kind=kind)
+    """The base model, a reward, a judge, an exported policy."""
+    folder = tmp_path / "folder"
+    shutil.copytree(sound, folder)
+    (folder / "pytorch_model.bin").write_bytes(in_torch(tmp_path, mark))
+    POISONS[kind](folder, mark)
+    scorer = ClassifierSettings(model=str(folder), label="GOOD")
     readers: dict[str, Callable[[], Any]] = {
         "base": lambda: pretrained_model(str(folder), None),
         "its tokenizer": lambda: pretrained_tokenizer(str(folder), None),
         "its shape": lambda: shape_of(load_config("t4", {"model.base": str(folder), "model.revision": None})),
         "an artifact or an export": lambda: load_snapshot(folder, CPU),
         "its own tokenizer": lambda: load_tokenizer(folder),
-        "a reward": lambda: load_classifier(
-            "reward", ClassifierSettings(model=str(folder), label="GOOD"), CPU, Room("rows", 8)
-        ),
+        "a reward": lambda: load_classifier("reward", scorer, CPU, Room("rows", 8)),
     }
     loaded = set()
     for name, read in readers.items():
@@ -189,11 +184,8 @@ def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path)
         assert not mark.exists(), name
     if kind == "code":
         assert {"base", "its tokenizer"} <= loaded, "a class that is known here is taken instead of theirs"
-    if kind in ("pickled weights", "index of pickles", "pickle by another name"):
+    if kind.startswith("pickle"):
         assert not loaded & {"base", "an artifact or an export", "a reward"}
-
-
-# --- tables, logs, settings ---------------------------------------------------------------------------------------
 
 
 def test_types_that_a_parquet_file_brings_along(bomb: bytes, tmp_path: Path, mark: Path) -> None:
@@ -219,9 +211,6 @@ def test_settings(tmp_path: Path, mark: Path) -> None:
         with pytest.raises(ValueError):
             read_value(text)
     assert not mark.exists()
-
-
-# --- databases ----------------------------------------------------------------------------------------------------
 
 
 def test_the_database_of_mlflow(bomb: bytes, layout: Layout, mark: Path) -> None:

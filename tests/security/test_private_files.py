@@ -27,11 +27,10 @@ def mode(path: Path) -> int:
 
 
 def test_new_files_and_folders_are_private_and_old_folders_keep_their_mode(tmp_path: Path) -> None:
-    writable(tmp_path / "above" / "out")
-    assert mode(tmp_path / "above" / "out") == 0o700
     (tmp_path / "shared").mkdir(mode=0o775)
-    writable(tmp_path / "shared")
-    assert mode(tmp_path / "shared") == 0o775
+    for folder, wanted in ((tmp_path / "above" / "out", 0o700), (tmp_path / "shared", 0o775)):
+        writable(folder)
+        assert mode(folder) == wanted
     with replacing(tmp_path / "record.json") as beside:
         assert mode(beside) == 0o600
         beside.write_text("{}")
