@@ -101,7 +101,7 @@ bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--round
 fuzz: $(VENV)/.stamp-dev  ## feed every command bad files, names and settings, 10,000 by default (ARGS="--cases 500 --seed 1 -k study")
 	$(BIN)/pytest tests/fuzz -n 0 --hypothesis-show-statistics --cases 10000 --seed 0 $(ARGS)
 
-faults: $(VENV)/.stamp-dev  ## disturb a small study hundreds of times (kills, full disks, damaged files) and count losses (ARGS="--runs 300")
+faults: $(VENV)/.stamp-dev  ## disturb a small study hundreds of times (kills, full disks, damaged files) and look for losses (ARGS="--runs 300")
 	$(BIN)/pytest tests/faults -n 0 -v --runs 300 --seed 0 $(ARGS)
 
 coverage: $(VENV)/.stamp-dev  ## measure by simulation how often intervals and verdicts are right (minutes; ARGS="--replicates 200")
