@@ -1,4 +1,4 @@
-"""PostgreSQL, MLflow's own server on it, and a proxy that makes the server slow, faulty or forgetful. All on loopback,
+"""PostgreSQL, MLflow's own server on it, and a proxy that loses answers. All on loopback,
 on free ports, in temporary folders."""
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -57,54 +56,29 @@ class Postgres:
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ablate-postgres-"))  # pytest's folders are closed to other users
-        self.port, self.process = free_port(), None
+        self.port = free_port()
         user = _user() if os.geteuid() == 0 else None
         self._as: dict[str, Any] = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user else {}
         if user:
             os.chown(self.folder, user.pw_uid, user.pw_gid)
         command = [str(_binary("initdb")), "-D", "data", "-A", "trust", "-U", "mlflow", "-E", "UTF8", "--no-sync"]
         subprocess.run(command, cwd=self.folder, check=True, capture_output=True, **self._as)
-        self.process: subprocess.Popen[bytes] | None
-        self.start()
-
-    def start(self) -> None:
-        """Start, or start again after `kill`."""
         options = {"listen_addresses": HOST, "port": self.port, "unix_socket_directories": "", "fsync": "off"}
         command = [str(_binary("postgres")), "-D", "data"]
         command += [part for key, value in options.items() for part in ("-c", f"{key}={value}")]
 
-        def ready() -> bool:
-            if self.process is None or self.process.poll() is not None:  # one that was killed is still ending
-                with (self.folder / "log.txt").open("ab") as log:
-                    self.process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._as)
-                time.sleep(0.5)
-            with suppress(Exception):
-                self.sql("select 1", "postgres")
-                return True
-            return False
+        with (self.folder / "log.txt").open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._as)
+        self.address = f"postgresql+psycopg2://mlflow@{HOST}:{self.port}/postgres"
+        wait_until(self.answers, "PostgreSQL starts", START_S)
 
-        wait_until(ready, "PostgreSQL starts", START_S)
-
-    def sql(self, command: str, database: str) -> None:
-        """Carry out a command."""
+    def answers(self) -> bool:
         import psycopg2
 
-        connection = psycopg2.connect(host=HOST, port=self.port, user="mlflow", dbname=database, connect_timeout=10)
-        try:
-            connection.autocommit = True
-            connection.cursor().execute(command)
-        finally:
-            connection.close()
-
-    def database(self, name: str) -> str:
-        """The address of a new database."""
-        self.sql(f"create database {name}", "postgres")
-        return f"postgresql+psycopg2://mlflow@{HOST}:{self.port}/{name}"
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.process.kill()
-        self.process.wait()
+        with suppress(psycopg2.OperationalError):
+            psycopg2.connect(host=HOST, port=self.port, user="mlflow", dbname="postgres", connect_timeout=10).close()
+            return True
+        return False
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGQUIT)
@@ -137,36 +111,28 @@ class Server:
             return bool(answer.status == 200)
         return False
 
-    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
-        os.killpg(self.process.pid, how)
+    def kill(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 class Proxy:
-    """Passes requests on to a server, and injects faults on request."""
+    """Passes requests on to a server, and loses answers on request."""
 
-    def __init__(self, target: str = "") -> None:
-        self.target = target.removeprefix("http://")
-        self.before: Callable[[str, str], int | None] = lambda method, path: None
-        """Called with method and path before a request is passed on; a number is answered instead, as the status."""
-        self.loses: Callable[[str, str], bool] = lambda method, path: False
-        """Whether the answer to a request is lost."""
-        self.requests: list[tuple[float, str]] = []
-        """Time, and method with path."""
+    def __init__(self, target: str) -> None:
+        self.target, self.requests = target.removeprefix("http://"), 0
+        self.loses: Callable[[], bool] = lambda: False
+        """Return whether the answer to a request is lost."""
         proxy = self
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *arguments: object) -> None: ...
 
             def handle_any(self) -> None:
-                proxy.requests.append((time.time(), f"{self.command} {self.path}"))
+                proxy.requests += 1
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    status = proxy.before(self.command, self.path)
-                    if status is not None:
-                        self._send(status, b'{"error_code": "INTERNAL_ERROR", "message": "out of order"}', [])
-                    else:
-                        self._pass_on(body)
+                    self._pass_on(body)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_any  # noqa: N815
 
@@ -180,31 +146,24 @@ class Proxy:
                     return  # the server is away: so is the answer
                 finally:
                     upstream.close()
-                if not proxy.loses(self.command, self.path):
-                    kind = answer.headers.get("Content-Type", "application/json")
-                    self._send(answer.status, content, [("Content-Type", kind)])
-
-            def _send(self, status: int, content: bytes, headers: list[tuple[str, str]]) -> None:
-                self.send_response(status)
-                for name, value in [*headers, ("Content-Length", str(len(content)))]:
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
+                if not proxy.loses():
+                    self.send_response(answer.status)
+                    self.send_header("Content-Type", answer.headers.get("Content-Type", "application/json"))
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
 
         self._server = ThreadingHTTPServer((HOST, 0), Handler)
         self._server.daemon_threads = True
         self.uri = f"http://{HOST}:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def end(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
 
 @contextmanager
-def proxy_to(target: str = "") -> Iterator[Proxy]:
+def proxy_to(target: str) -> Iterator[Proxy]:
     proxy = Proxy(target)
     try:
         yield proxy
     finally:
-        proxy.end()
+        proxy._server.shutdown()
+        proxy._server.server_close()

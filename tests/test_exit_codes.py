@@ -96,8 +96,3 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch: pytest.MonkeyPatch, write: str
         with pytest.raises(SystemExit) as ended:
             ablate.guarded(command)()
     assert ended.value.code == BROKEN_PIPE
-
-
-def test_help_lists_the_codes() -> None:
-    told = " ".join(CliRunner().invoke(ablate.app, ["--help"]).stdout.split())
-    assert "3 falsify: NOT TESTED or UNDECIDED; 4 a fault" in told

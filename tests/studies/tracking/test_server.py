@@ -33,7 +33,7 @@ def postgres() -> Iterator[Postgres | None]:
 @pytest.fixture(scope="module")
 def server(postgres: Postgres | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    database = postgres.database("team") if postgres else f"sqlite:///{folder / 'team.db'}"
+    database = postgres.address if postgres else f"sqlite:///{folder / 'team.db'}"
     server = Server(database, folder / "artifacts", folder / "log.txt")
     yield server
     server.kill()
@@ -88,13 +88,13 @@ def test_a_server_that_is_killed_and_started_again(server: Server, study: Callab
 def test_lost_answers(server: Server, proxy: Proxy, study: Callable[..., Tracked]) -> None:
     """The server carries out a request, and its answer is lost, at times also that to the repeated request."""
     tracked = study()
-    proxy.loses = lambda method, path: len(proxy.requests) % 7 < 3
+    proxy.loses = lambda: proxy.requests % 7 < 3
     for rows in range(1, 8):
         tracked.sync(tracked.running(0, rows), tracked.running(1, rows))
     tracked.record(0, 1)
     for _ in range(20):
         tracked.sync(status="complete")
-    proxy.loses = lambda method, path: False
+    proxy.loses = lambda: False
     end(tracked, server)
 
 
