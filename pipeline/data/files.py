@@ -22,9 +22,9 @@ from pipeline.run.store import file_digest
 from pipeline.wording import shown
 
 FORMATS = ("parquet", "csv", "jsonl")
+SPLITS = ("train", "test")
 TEXT_COLUMNS = ("text",)
 PAIR_COLUMNS = ("prompt", "chosen", "rejected")
-RANKING_COLUMNS = ("prompt", "completions", "ranks")
 HELDOUT_SHARE = 10
 """One of so many texts or prompts is held out when a source has no test split of its own."""
 
@@ -76,7 +76,7 @@ def split_files(path: Path, key: str) -> dict[str, list[Path]]:
             name = file.relative_to(path)
             raise UserError(f"{origin}: '{name}' is a link that leaves the folder; put the file there, as cp -rL does")
         require_file(file, str(file))
-    splits = {split: [file for file in tables if file.name.startswith(split)] for split in ("train", "test")}
+    splits = {split: [file for file in tables if file.name.startswith(split)] for split in SPLITS}
     if not splits["train"]:
         raise UserError(f"{origin}: the folder holds no train*.parquet, train*.csv or train*.jsonl")
     return {split: files for split, files in splits.items() if files}

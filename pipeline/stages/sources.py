@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, RANKING_COLUMNS, digests, fingerprint, read_splits
+from pipeline.data.files import PAIR_COLUMNS, digests, fingerprint, read_splits
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.device import PRECISION, gpu_visible
 from pipeline.resources.packages import check_ocr, check_quantization
@@ -79,7 +79,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     Raises `UserError` with the key, what was searched, and what to do instead.
     """
     if "prompts" in stages:
-        from pipeline.data.hub_data import check_reachable
+        from pipeline.data.corpus import check_reachable
 
         check_reachable(config.data)
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
@@ -97,9 +97,8 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     if {"critic", "train"} & set(stages):
         check_quantization("critic.quantize", config.critic.held)
     if "reward" in stages:
-        columns = PAIR_COLUMNS if config.reward.learned.ranked == 2 else RANKING_COLUMNS
         for key, path in _preference_files(config).items():
-            read_splits(Path(path), key, columns, head=True)
+            read_splits(Path(path), key, PAIR_COLUMNS, head=True)
 
 
 def _preference_files(config: TrialConfig) -> dict[str, str]:
