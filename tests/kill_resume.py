@@ -20,7 +20,7 @@ BASE: dict[str, Any] = {"train.steps": 240, "runtime.checkpoint_updates": 3}
 OF_STAGES: dict[str, dict[str, Any]] = {
     "two rounds": {"reward.learned.rounds": 2},
     "against the reference": {"reward.kind": "pairwise", "reward.against": "reference"},
-    "rankings": {"reward.learned.ranked": 4, "reward.learned.ranking_loss": "plackett_luce"},
+    "rankings": {"reward.learned.ranked": 4},
     "separate": {"critic.kind": "separate", "critic.init": "reward"},
 }
 CONTROLS: dict[str, dict[str, Any]] = {

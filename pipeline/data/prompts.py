@@ -1,8 +1,8 @@
-"""Prompts: the openings of texts, distinct, the held-out ones never among the training ones."""
+"""Prompts: distinct openings of texts, the held-out ones never among the training ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +12,7 @@ from pipeline.errors import UserError
 
 CHARACTERS_A_TOKEN = 64
 """More than any token has: so much of a text is enough to find its first tokens."""
-
-Cut = Callable[[str, int], str | None]
-"""The first k units of a text, or None where nothing would be left to complete."""
+Unit = Literal["words", "tokens"]
 
 
 def make_prompts(
@@ -26,17 +24,12 @@ def make_prompts(
     that would leave nothing to complete and prompts of more than `MOST_PROMPT_TOKENS` are passed over. Raises
     `UserError` when the texts give none.
     """
-    cut = cut_at(cfg.prompt_unit, tokenizer)
     low, high = cfg.prompt_length
     prompts: dict[str, None] = {}
     for text in texts:
-        prompt = cut(text, int(rng.integers(low, high + 1)))
-        if (
-            prompt
-            and prompt not in taken
-            and prompt not in prompts
-            and _tokens(tokenizer, prompt) <= MOST_PROMPT_TOKENS
-        ):
+        prompt = opening(text, int(rng.integers(low, high + 1)), cfg.prompt_unit, tokenizer)
+        new = prompt and prompt not in taken and prompt not in prompts
+        if prompt and new and len(_tokens(tokenizer, prompt)) <= MOST_PROMPT_TOKENS:
             prompts[prompt] = None
             if len(prompts) == n:
                 return list(prompts)
@@ -49,33 +42,23 @@ def make_prompts(
     return list(prompts)
 
 
-def cut_at(unit: Literal["words", "tokens"], tokenizer: Any) -> Cut:
-    """Return the function that cuts texts after so many units."""
-    return first_words if unit == "words" else tokens_of(tokenizer)
+def opening(text: str, k: int, unit: Unit, tokenizer: Any) -> str | None:
+    """The first k words or tokens of a text; None where nothing would be left to complete, and where the text up to the
+    cut is not k tokens by itself: a cut is never inside a character.
 
-
-def first_words(text: str, k: int) -> str | None:
-    """The first k words.
-
-    >>> first_words("one two three", 2), first_words("one two", 2)
+    >>> opening("one two three", 2, "words", None), opening("one two", 2, "words", None)
     ('one two', None)
     """
-    parts = text.split(" ", k)
-    return " ".join(parts[:k]) if len(parts) > k else None
+    if unit == "words":
+        parts = text.split(" ", k)
+        return " ".join(parts[:k]) if len(parts) > k else None
+    encoded = tokenizer(text[: CHARACTERS_A_TOKEN * (k + 1)], add_special_tokens=False, return_offsets_mapping=True)
+    if len(encoded["input_ids"]) <= k:
+        return None
+    prompt = text[: encoded["offset_mapping"][k - 1][1]]
+    return prompt if len(_tokens(tokenizer, prompt)) == k else None
 
 
-def tokens_of(tokenizer: Any) -> Cut:
-    """Return a cut after k tokens, where the text up to there is k tokens by itself: never inside a character."""
-
-    def cut(text: str, k: int) -> str | None:
-        encoded = tokenizer(text[: CHARACTERS_A_TOKEN * (k + 1)], add_special_tokens=False, return_offsets_mapping=True)
-        if len(encoded["input_ids"]) <= k:
-            return None
-        prompt = text[: encoded["offset_mapping"][k - 1][1]]
-        return prompt if _tokens(tokenizer, prompt) == k else None
-
-    return cut
-
-
-def _tokens(tokenizer: Any, text: str) -> int:
-    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+def _tokens(tokenizer: Any, text: str) -> list[int]:
+    tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return tokens

@@ -4,7 +4,7 @@ rounds. Held-out pairs stay pairs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -219,42 +219,34 @@ def judged_rankings(
         return torch.arange(len(points))[part].view(-1, width).gather(1, places)
 
     best, won = ordered(slice(len(train)), learned.ranked), ordered(slice(len(train), None), 2)
+    better, worse = (side.flatten() for side in comparisons(best))
     shown = torch.arange(len(train), len(points)).view(-1, 2)
-    pairs, (first, second) = _compared(drawn, best, shown, won[:, 0] == shown[:, 0])
-    return replace(pairs, gold={"gold_first": points[first], "gold_second": points[second]}, temperature=temperature)
+    first, second = torch.cat([better, shown[:, 0]]), torch.cat([worse, shown[:, 1]])
+    wins = torch.cat([torch.ones(len(better), dtype=torch.bool), won[:, 0] == shown[:, 0]])
+    columns = [drawn.episodes.take(best[:, place]) for place in range(learned.ranked)]
+    ranked = Ranked(columns, torch.arange(learned.ranked).expand_as(best))
+    gold = {"gold_first": points[first], "gold_second": points[second]}
+    return Pairs(drawn.take(first), drawn.take(second), wins, len(better), ranked, gold, temperature)
 
 
-def given_rankings(
+def given_pairs(
     source: str, key: str, judge: Reward, data: PromptSet, cfg: RewardConfig, device: torch.device
 ) -> Pairs:
-    """Pairs or rankings of the user's file, as many as are asked for and there; those held out are compared pair by
-    pair and judged, too. Raises `UserError` for what is no such file."""
+    """Pairs of the user's file, as many as are asked for and there; the judge compares those held out, too. Raises
+    `UserError` for what is no such file."""
     learned = cfg.learned
-    frame, note = read_preferences(Path(source), key, learned.ranked)
-    kept = max(learned.heldout_pairs // learned.comparisons, 1)
-    train = some(frame[~frame["heldout"]], learned.rankings, learned.pairs_seed)
-    heldout = some(frame[frame["heldout"]], kept, learned.pairs_seed)
-    texts = [text for part in (train, heldout) for completions in part["completions"] for text in completions]
-    prompts = [prompt for part in (train, heldout) for prompt in part["prompt"] for _ in range(learned.ranked)]
+    frame, note = read_preferences(Path(source), key)
+    train = some(frame[~frame["heldout"]], learned.pairs, learned.pairs_seed)
+    heldout = some(frame[frame["heldout"]], learned.heldout_pairs, learned.pairs_seed)
+    used = pd.concat([train, heldout])
+    texts = used[["chosen", "rejected"]].to_numpy().ravel().tolist()
+    prompts = used["prompt"].repeat(2).tolist()
     written = Completions(text_episodes(data.tokenizer, prompts, texts, learned.max_tokens, device), prompts, texts)
-    places = torch.arange(len(texts)).view(-1, learned.ranked)
-    shown = torch.stack([side.flatten() for side in comparisons(places[len(train) :])], dim=1)
-    pairs, _ = _compared(written, places[: len(train)], shown, torch.ones(len(shown), dtype=torch.bool))
-    known = judged(judge, *(side.take(slice(pairs.train, None)) for side in (pairs.first, pairs.second)))
-    unjudged = torch.full((pairs.train,), torch.nan)
+    first, second = (written.take(slice(side, None, 2)) for side in (0, 1))
+    wins = torch.ones(len(used), dtype=torch.bool)
+    known = judged(judge, *(side.take(slice(len(train), None)) for side in (first, second)))
+    unjudged = torch.full((len(train),), torch.nan)
     gold = {name: torch.cat([unjudged, numbers]) for name, numbers in known.items()}
-    groups = [group for group in heldout["group"] for _ in range(learned.comparisons)]
-    return replace(pairs, gold=gold, note=note, groups=groups)
-
-
-def _compared(
-    answers: Completions, best: Tensor, shown: Tensor, first_wins: Tensor
-) -> tuple[Pairs, tuple[Tensor, Tensor]]:
-    """All comparisons of rankings `best` (n, K), and the held-out pairs `shown` (m, 2), of rows of `answers`, not
-    judged yet; and the rows of both sides."""
-    better, worse = (side.flatten() for side in comparisons(best))
-    first, second = torch.cat([better, shown[:, 0]]), torch.cat([worse, shown[:, 1]])
-    wins = torch.cat([torch.ones(len(better), dtype=torch.bool), first_wins])
-    columns = [answers.episodes.take(best[:, place]) for place in range(best.shape[1])]
-    ranked = Ranked(columns, torch.arange(best.shape[1]).expand_as(best))
-    return Pairs(answers.take(first), answers.take(second), wins, len(better), ranked, {}), (first, second)
+    better, worse = (side.episodes.take(slice(len(train))) for side in (first, second))
+    ranked = Ranked.of_pairs(better, worse, wins[: len(train)])
+    return Pairs(first, second, wins, len(train), ranked, gold, note=note, groups=heldout["group"].tolist())

@@ -18,7 +18,7 @@ class Kind:
     words: str
     code: str
     """``module:name``. Without settings a class that is made without arguments; with settings a function of the key of
-    the section for messages, the settings, the device and the `Room`; of a trained kind its `RewardFamily`."""
+    the section for messages, the settings, the device and the `Room`; of a trained kind its `RewardModel`."""
     settings: str | None = None
     """``module:class``; they stand in the section that has the kind's name."""
     trained: bool = False
@@ -30,10 +30,10 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "learned": Kind("Bradley-Terry model", "pipeline.rewards.learned:BRADLEY_TERRY", trained=True),
+    "learned": Kind("Bradley-Terry model", "pipeline.rewards.learned:RewardModel", trained=True),
     "pairwise": Kind(
         "general preference model, for reward.against: reference",
-        "pipeline.rewards.pairwise:GENERAL_PREFERENCE",
+        "pipeline.rewards.pairwise:PairwiseModel",
         trained=True,
     ),
     "lexicon": Kind("lexicon judge (VADER)", "pipeline.rewards.lexicon:LexiconReward"),

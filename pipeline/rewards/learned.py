@@ -4,10 +4,9 @@ the last valid token."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -24,45 +23,43 @@ from pipeline.models.seeding import permutation, seed_of
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import KINDS, TRAINED
 from pipeline.rewards.opponents import Compare, less_mean
-from pipeline.rewards.rankings import PairLoss, Ranked, RankingLoss, all_pairs_loss, in_order
+from pipeline.rewards.rankings import Ranked, comparisons, in_order
 from pipeline.rewards.settings import RewardConfig
 from pipeline.training.supervised import Supervised
 
 
-@dataclass(frozen=True)
-class RewardFamily:
-    """A kind of reward model. Its numbers of an answer are a score (B,), or an embedding (B, 1 + d)."""
-
-    new: Callable[[CausalLM, RewardConfig, torch.device], RewardModel]
-    model: type[RewardModel]
-    loss: PairLoss
-    margin: Callable[[Tensor, Tensor], Tensor]
-    """Preference for the first answer by the numbers of n pairs, (n,) log-odds."""
-    against: Compare
-    """The reward that an answer gets against opponents."""
-
-
-def family_of(kind: str) -> RewardFamily:
-    """The family of a kind that is trained here."""
-    family: RewardFamily = resolve_name(KINDS[kind].code)
-    return family
+def model_of(kind: str) -> type[RewardModel]:
+    """The class of a kind that is trained here."""
+    model: type[RewardModel] = resolve_name(KINDS[kind].code)
+    return model
 
 
 def compared(kind: str) -> Compare:
     """Return the comparison of an answer with its opponents for any kind of reward: a score less their mean, unless its
-    family has another way."""
-    return family_of(kind).against if kind in TRAINED else less_mean
+    model has another way."""
+    return model_of(kind).against if kind in TRAINED else less_mean
 
 
 WEIGHT_DECAY = 0.01
 
 
 class RewardModel(nn.Module):
-    """Scores whole episodes; (B,) fp32."""
+    """Scores whole episodes; (B,) fp32. Another kind of model overrides `new`, `_read`, `margin` and `against`, and its
+    numbers of an answer are an embedding (B, 1 + d)."""
 
     def __init__(self, lm: CausalLM, head: nn.Linear) -> None:
         super().__init__()
         self.lm, self.head = lm, head
+
+    @classmethod
+    def new(cls, lm: CausalLM, cfg: RewardConfig, device: torch.device) -> Self:
+        """The reference's trunk under a small random head: scores start near 0, gradients do not."""
+        head = nn.Linear(lm.config.hidden_size, 1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of(cfg.seed, "reward head"))
+            nn.init.normal_(head.weight, std=1 / (lm.config.hidden_size + 1))
+        nn.init.zeros_(head.bias)
+        return cls(lm, head).to(device)
 
     def forward(self, episodes: Episodes) -> Tensor:
         parts = episodes.buckets(cpu.bucket(episodes.ended.device, len(episodes.ended)))
@@ -78,13 +75,29 @@ class RewardModel(nn.Module):
     def _read(self, states: Tensor) -> Tensor:
         return scalar(self.head, states)
 
+    @staticmethod
+    def margin(first: Tensor, second: Tensor) -> Tensor:
+        """Preference for the first answer by the numbers of n pairs, (n,) log-odds."""
+        return first - second
+
+    @classmethod
+    def loss(cls, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """-log σ(margin(chosen, rejected)), mean over pairs, nats; numbers of n answers both. Bradley and Terry 1952;
+        Stiennon 2020, eq. 1."""
+        return -nn.functional.logsigmoid(cls.margin(chosen, rejected)).mean()
+
+    @staticmethod
+    def against(mine: Tensor, theirs: Tensor) -> Tensor:
+        """The reward (B,) that answers get against their k opponents."""
+        return less_mean(mine, theirs)
+
     def save(self, folder: Path) -> None:
         self.lm.save_pretrained(folder / TRUNK)
         save_head(self.head, folder / HEAD)
 
     @classmethod
-    def load(cls, folder: Path, device: torch.device) -> RewardModel:
-        model: RewardModel = freeze(cls(load_snapshot(folder / TRUNK, device), load_head(folder / HEAD, device)))
+    def load(cls, folder: Path, device: torch.device) -> Self:
+        model: Self = freeze(cls(load_snapshot(folder / TRUNK, device), load_head(folder / HEAD, device)))
         return model
 
 
@@ -106,21 +119,6 @@ class LearnedReward:
             return torch.cat(self._room.over(len(episodes.ended), lambda rows: self._model(episodes.take(rows)).cpu()))
 
 
-def new_reward_model(lm: CausalLM, seed: int, device: torch.device) -> RewardModel:
-    """The reference's trunk under a small random head: scores start near 0, gradients do not."""
-    head = nn.Linear(lm.config.hidden_size, 1)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_of(seed, "reward head"))
-        nn.init.normal_(head.weight, std=1 / (lm.config.hidden_size + 1))
-    nn.init.zeros_(head.bias)
-    return RewardModel(lm, head).to(device)
-
-
-def bradley_terry_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """-log σ(chosen - rejected), mean over pairs; both (n,). Bradley and Terry 1952; Stiennon 2020, eq. 1."""
-    return -nn.functional.logsigmoid(chosen - rejected).mean()
-
-
 def train_reward_model(
     model: RewardModel,
     ranked: Ranked,
@@ -128,13 +126,14 @@ def train_reward_model(
     progress: Callable[[int, int, float], None],
     checkpointing: bool = False,
     warn: Callable[[str], None] = no_warning,
-    loss_of: RankingLoss | None = None,
 ) -> None:
-    """Fit on rankings, of which pairs are the shortest. `loss_of` takes what the model gives for the answers, best
-    first; by default Bradley-Terry's on all pairs."""
+    """Fit on rankings, of which pairs are the shortest: the model's loss, mean over all comparisons of a ranking.
+
+    InstructGPT: Ouyang 2022 (arXiv 2203.02155), eq. 1, which keeps the comparisons of a prompt in one batch.
+    """
     n, k = ranked.order.shape
     device = ranked.answers[0].query_responses.device
-    order, loss_of = ranked.order.to(device), loss_of or partial(all_pairs_loss, loss=bradley_terry_loss)
+    order = ranked.order.to(device)
     batch = min(cfg.learned.rankings_in_step, n)
     total = cfg.learned.epochs * (n // batch)
     longest = max(answers.query_responses.shape[1] for answers in ranked.answers)
@@ -150,18 +149,9 @@ def train_reward_model(
             def share(part: slice, rows: Tensor = rows) -> Tensor:
                 some = rows[part]
                 numbers = torch.stack([model(answers.take(some)) for answers in ranked.answers], dim=1)
-                return loss_of(in_order(numbers, order[some])) * (len(some) / batch)
+                return model.loss(*comparisons(in_order(numbers, order[some]))) * (len(some) / batch)
 
             loss = steps.step(cfg.learned.lr * (1 - done / total), batch, share)
             done += 1
             progress(done, total, float(loss))
     steps.close()
-
-
-BRADLEY_TERRY = RewardFamily(
-    lambda lm, cfg, device: new_reward_model(lm, cfg.seed, device),
-    RewardModel,
-    bradley_terry_loss,
-    lambda first, second: first - second,
-    less_mean,
-)

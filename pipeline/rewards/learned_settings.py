@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from pipeline.algorithms.settings import LEARNS
 from pipeline.config.base import Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width
-from pipeline.config.effects import Chosen, Config, When, above
+from pipeline.config.effects import Chosen, Config, When
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
 
@@ -82,15 +82,8 @@ class LearnedSettings(Section):
     ranked: Annotated[int, Field(ge=2, le=1_000)] = Field(
         2,
         description=(
-            "K answers to a prompt that the judge, or a file with `prompt,completions,ranks`, puts in order; 2: pairs."
-            " A ranking counts as K (K - 1) / 2 of the pairs"
-        ),
-    )
-    ranking_loss: Annotated[Literal["all_pairs", "plackett_luce"], above("reward.learned.ranked", 2)] = Field(
-        "all_pairs",
-        description=(
-            "of rankings. all_pairs: the loss of pairs, mean over all pairs of a ranking; plackett_luce: -log P of the"
-            " whole order"
+            "K answers to a prompt that the judge puts in order; 2: pairs. A ranking counts as K (K - 1) / 2 of the"
+            " pairs, and its loss is that of pairs, mean over all of its pairs"
         ),
     )
     rounds: Annotated[Positive, Field(le=1_000), JUDGED, LEARNS] = Field(
@@ -165,16 +158,15 @@ def check_rankings(config: Config) -> None:
             " ranked: 2, or rounds: 1"
         )
     for name, part in parts.items():
-        key = config.reward.key(name)
         if part.preferences == JUDGE and config.judge.kind == "cycle":
             raise ValueError(
                 f"reward.learned.ranked {learned.ranked}: the preferences of judge.kind 'cycle' are no order; use"
                 " ranked: 2, or another judge"
             )
-        if part.kind == "pairwise" and learned.ranking_loss == "plackett_luce":
+        if not is_judged(part.preferences):
             raise ValueError(
-                f"reward.learned.ranking_loss 'plackett_luce' needs a score of each answer, and {key}.kind is"
-                " 'pairwise', which has none; use all_pairs, or kind: learned"
+                f"{config.reward.key(name)}.preferences '{part.preferences}': a file holds pairs, and"
+                f" reward.learned.ranked is {learned.ranked}; use ranked: 2, or preferences: judge"
             )
 
 

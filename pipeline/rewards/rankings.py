@@ -1,11 +1,9 @@
-"""Rankings of K answers to one prompt: how a noisy annotator orders them, and losses of a reward model on them.
-
-A pair is a ranking of two. With K = 2 both losses are that of pairs, and the annotator is that of pairs.
-"""
+"""Rankings of K answers to one prompt: how a noisy annotator orders them, and the comparisons that they make. A pair is
+a ranking of two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,6 @@ from torch import Tensor
 
 from pipeline.errors import UserError
 from pipeline.models.policy import Episodes, padded_episodes
-
-PairLoss = Callable[[Tensor, Tensor], Tensor]
-"""Maps a model's numbers of n preferred answers and of the n others to a mean loss, nats."""
-RankingLoss = Callable[[Tensor], Tensor]
-"""Maps a model's numbers of n rankings of K, best first, (n, K) or (n, K, d), to a mean loss, nats."""
 
 
 @dataclass(frozen=True)
@@ -64,25 +57,6 @@ def comparisons(order: Tensor) -> tuple[Tensor, Tensor]:
     (n, K (K - 1) / 2)."""
     better, worse = torch.triu_indices(order.shape[1], order.shape[1], 1)
     return order[:, better], order[:, worse]
-
-
-def plackett_luce_loss(ordered: Tensor) -> Tensor:
-    """-log P(order) / (K - 1), mean over rankings, nats for each choice; scores (n, K), best first.
-
-        -log P = sum over m < K of [log sum over l >= m of exp r_l] - r_m
-
-    Plackett 1975; as a loss of a ranker ListMLE (Xia 2008, eq. 5).
-    """
-    remaining = ordered.flip(1).logcumsumexp(1).flip(1)
-    return (remaining - ordered)[:, :-1].mean()
-
-
-def all_pairs_loss(ordered: Tensor, loss: PairLoss) -> Tensor:
-    """The loss of pairs, mean over the K (K - 1) / 2 comparisons of each ranking; (n, K) or (n, K, d), best first.
-
-    InstructGPT: Ouyang 2022 (arXiv 2203.02155), eq. 1, which keeps the comparisons of a prompt in one batch.
-    """
-    return loss(*comparisons(ordered))
 
 
 RESPONSES = "pair_responses.parquet"

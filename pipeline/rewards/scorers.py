@@ -12,7 +12,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Calibrated, Reward
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED, is_own
-from pipeline.rewards.learned import LearnedReward, compared, family_of
+from pipeline.rewards.learned import LearnedReward, compared, model_of
 from pipeline.rewards.opponents import Against, read_opponents
 from pipeline.rewards.own import OwnReward
 from pipeline.rewards.settings import JudgeConfig, PartConfig, ScorerConfig, part_key
@@ -61,7 +61,7 @@ def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
         raw: Reward
         if spec.kind in TRAINED:
             folder = part_folder(reward.path, name, composite)
-            raw = LearnedReward(family_of(spec.kind).model.load(folder, device), room)
+            raw = LearnedReward(model_of(spec.kind).load(folder, device), room)
         else:
             raw = ready(part_key(name, composite), spec, device, room)
         if tables:

@@ -94,8 +94,7 @@ class RewardConfig(ScorerConfig):
         "judge",
         description=(
             "learned, pairwise: pairs sampled from the reference and judged with noise (judge; judge:NAME: by that one"
-            " of judge.also), or a file or folder of parquet or JSONL with `prompt,chosen,rejected` (for learned.ranked"
-            " above 2 `prompt,completions,ranks`)"
+            " of judge.also), or a file or folder of parquet, CSV or JSONL with `prompt,chosen,rejected`"
         ),
     )
     learned: Annotated[LearnedSettings, LEARNED] = LearnedSettings()

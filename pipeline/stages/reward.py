@@ -39,20 +39,18 @@ from pipeline.rewards.collection import (
     Pairs,
     accuracy,
     gap,
-    given_rankings,
+    given_pairs,
     judged_pairs,
     judged_rankings,
 )
 from pipeline.rewards.composite import Proxy
 from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned import LearnedReward, RewardFamily, compared, family_of, train_reward_model
+from pipeline.rewards.learned import LearnedReward, RewardModel, compared, model_of, train_reward_model
 from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
 from pipeline.rewards.opponents import Against, save_opponents, tables
 from pipeline.rewards.rankings import (
     RESPONSES,
     Ranked,
-    all_pairs_loss,
-    plackett_luce_loss,
     read_ranked,
     response_table,
 )
@@ -259,8 +257,8 @@ def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Rewar
     learned_from.to_parquet(out / RESPONSES, index=False)
     if part.earlier is not None:
         ranked = read_ranked(out, work.data.token_ids["pad_id"], work.at.device)
-    family = family_of(spec.kind)
-    learned = _trained(work, family, out, ranked)
+    kind = model_of(spec.kind)
+    learned = _trained(work, kind, out, ranked)
     pairs.table().to_parquet(out / "pairs.parquet", index=False)
     measured: dict[str, Any] = {"train_pairs": len(learned_from) // 2, **({"pairs": pairs.note} if pairs.note else {})}
     if cfg.learned.ranked > 2:
@@ -268,7 +266,7 @@ def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Rewar
     if cfg.learned.trunk == "scratch":
         measured["parameters"] = sum(weight.numel() for weight in learned.networks[0].parameters())
     answers = pairs.first.take(kept), pairs.second.take(kept)
-    margin = family.margin(learned(answers[0]), learned(answers[1]))
+    margin = kind.margin(learned(answers[0]), learned(answers[1]))
     measured |= accuracy(margin, gap(pairs.gold)[kept], pairs.first_wins[kept], pairs.groups or answers[0].prompts)
     if part.count > 1:
         measured[TEMPERATURE] = pairs.temperature
@@ -295,29 +293,24 @@ def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> 
     if not is_judged(spec.preferences):
         check_room(work.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
         key = f"{cfg.key(name)}.preferences"
-        return given_rankings(spec.preferences, key, judge, work.data, cfg, work.at.device)
+        return given_pairs(spec.preferences, key, judge, work.data, cfg, work.at.device)
     answers = partial(work.samples, work.policy)
     if cfg.learned.ranked > 2:
         return judged_rankings(answers, judge, prompts, cfg)
     return judged_pairs(answers, judge, prompts, cfg, part)
 
 
-def _trained(work: _Inputs, family: RewardFamily, out: Path, ranked: Ranked) -> LearnedReward:
+def _trained(work: _Inputs, kind: type[RewardModel], out: Path, ranked: Ranked) -> LearnedReward:
     """The trained model, which is written to `out`."""
     cfg, runtime = work.cfg.reward, work.cfg.runtime
-    loss = (
-        plackett_luce_loss
-        if cfg.learned.ranked > 2 and cfg.learned.ranking_loss == "plackett_luce"
-        else partial(all_pairs_loss, loss=family.loss)
-    )
 
     def progress(done: int, total: int, loss: float) -> None:
         if done % 10 == 0 or done == total:
             work.reporter.progress("reward", done, total, f"loss {loss:.3f}")
 
-    model = family.new(_trunk(work), cfg, work.at.device)
+    model = kind.new(_trunk(work), cfg, work.at.device)
     meter([model.lm], work.at.ledger.work)
-    train_reward_model(model, ranked, cfg, progress, runtime.gradient_checkpointing, work.reporter.warn, loss)
+    train_reward_model(model, ranked, cfg, progress, runtime.gradient_checkpointing, work.reporter.warn)
     freeze(model).save(out)
     return LearnedReward(model, work.at.room)
 

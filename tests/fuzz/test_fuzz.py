@@ -39,7 +39,7 @@ def read_texts(path: str, out: str = OUT) -> None:
 def read_preferences(path: str, out: str = OUT) -> None:
     from pipeline.data.preferences import read_preferences
 
-    read_preferences(Path(path), "reward.preferences", 2)
+    read_preferences(Path(path), "reward.preferences")
 
 
 def ask_server(method: str, path: str) -> None:

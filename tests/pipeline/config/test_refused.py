@@ -138,7 +138,7 @@ reward.learned.ranked=1 | reward.learned.ranked = 1: must be greater than or equ
 reward.learned.ranked=200 | one ranking makes 19900 pairs, and reward.learned.pairs is 8192
 reward.learned.ranked=4 reward.learned.rounds=2 | rounds 2 collects pairs, and reward.learned.ranked is 4
 reward.learned.ranked=3 judge.kind=cycle | the preferences of judge.kind 'cycle' are no order
-PAIRWISE reward.learned.ranked=3 reward.learned.ranking_loss=plackett_luce | needs a score of each answer
+reward.learned.ranked=3 reward.preferences=pairs.jsonl | a file holds pairs, and reward.learned.ranked is 3
 reward.learned.rounds=3 | reward.learned.rounds 3 does not divide reward.learned.pairs 8192
 reward.learned.rounds=256 | does not divide the 128 updates of train.steps 2048, which are those of all rounds
 reward.learned.rounds=2 critic.pretraining_steps=8 | needs samples that one reward has scored
@@ -218,7 +218,6 @@ judge.classifier.output=logit | | judge.kind=classifier judge.classifier.model=a
 reward.ocr.blur=1.0 | | reward.kind=ocr
 judge.ocr.noise=1.0 | reward.kind=ocr | judge.kind=ocr
 reward.learned.pairs=64 | reward.kind=lexicon |
-reward.learned.ranking_loss=plackett_luce | | reward.learned.ranked=3
 reward.learned.label_noise=0.1 | reward.preferences=pairs.jsonl |
 reward.learned.scratch.hidden_size=64 | | reward.learned.trunk=scratch
 reward.learned.rounds=2 | reward.preferences=pairs.jsonl |

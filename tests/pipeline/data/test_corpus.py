@@ -8,7 +8,7 @@ import pytest
 from tables import write
 
 from pipeline.data.corpus import load_corpus
-from pipeline.data.prompts import make_prompts, tokens_of
+from pipeline.data.prompts import make_prompts, opening
 from pipeline.data.settings import DataConfig, LocalSettings
 from pipeline.errors import UserError
 from pipeline.models.tokenizers import EOS, PAD, train_tokenizer
@@ -142,12 +142,8 @@ def test_no_prompt_is_longer_than_allowed_in_tokens(unit: str) -> None:
 
 def test_a_prompt_of_k_tokens_never_ends_inside_a_character() -> None:
     tokenizer = train_tokenizer(["abc"], 258)  # every byte is a token
-    cut = tokens_of(tokenizer)
-    assert cut("a🎬b c", 1) == "a"
-    assert cut("a🎬b c", 2) is None
-    assert cut("a🎬b c", 5) == "a🎬"
-    assert cut("abc", 2) == "ab"
-    assert cut("ab", 2) is None
+    cuts = [("a🎬b c", 1, "a"), ("a🎬b c", 2, None), ("a🎬b c", 5, "a🎬"), ("abc", 2, "ab"), ("ab", 2, None)]
+    assert [opening(text, k, "tokens", tokenizer) for text, k, _ in cuts] == [prompt for *_, prompt in cuts]
 
 
 def test_the_tokenizer_is_total_reproducible_and_keeps_pad_apart() -> None:

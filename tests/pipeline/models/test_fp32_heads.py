@@ -14,7 +14,8 @@ from pipeline.models.fp32_heads import fp32_logits, scalar
 from pipeline.models.loading import prepared
 from pipeline.models.policy import ActorCritic, log_probs, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
-from pipeline.rewards.learned import new_reward_model
+from pipeline.rewards.learned import RewardModel
+from pipeline.rewards.settings import RewardConfig
 
 CPU = torch.device("cpu")
 HALF = Precision(CPU, "bf16")
@@ -101,7 +102,7 @@ def test_the_copy_in_half_precision_follows_every_change_of_the_weight() -> None
 
 def test_values_and_rewards_are_not_rounded() -> None:
     model = prepared(network("qwen2"))
-    actor, scorer = ActorCritic(model), new_reward_model(model, 0, CPU)
+    actor, scorer = ActorCritic(model), RewardModel.new(model, RewardConfig(), CPU)
     nn.init.normal_(actor.value_head.weight, generator=torch.Generator().manual_seed(0))
     actor.value_head.bias.data.fill_(70.0)
     scorer.head.bias.data.fill_(70.0)

@@ -28,7 +28,7 @@ from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
-from pipeline.rewards.learned import LearnedReward, new_reward_model
+from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.settings import RewardConfig
 from pipeline.training.checkpoint import Files
 from pipeline.training.judging import Scores, TrainingData
@@ -82,7 +82,7 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     )
     reference = WithoutAdapter(lm) if cfg.adapter.kind == "lora" else freeze(network(architecture))
     reward = LearnedReward(
-        freeze(new_reward_model(network(architecture), RewardConfig().seed, torch.device("cpu"))), Room("rows", 5)
+        freeze(RewardModel.new(network(architecture), RewardConfig(), torch.device("cpu"))), Room("rows", 5)
     )
     ledger = Counted()
     meter([*actor.networks, *([] if cfg.adapter.kind == "lora" else [reference]), *reward.networks], ledger.work)

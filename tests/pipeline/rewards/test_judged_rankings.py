@@ -85,26 +85,17 @@ def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(ran
     assert "accuracy_gold" in reward.meta
 
 
-@pytest.mark.parametrize("prompts", [True, False])
-def test_a_file_of_rankings(tmp_path: Path, smoke_layout: Layout, prompts: bool) -> None:
-    """Comparisons of one ranking are no independent evidence, with a prompt or without."""
-    words, path = ("good", "fine", "bad"), tmp_path / "rankings.jsonl"
-    rows = [
-        {"prompt": f"Film {i}", "completions": [f" was {word}." for word in words], "ranks": [1, 2, 3]}
-        if prompts
-        else {"prompt": "", "completions": [f"It was {word} {i}." for word in words], "ranks": [1, 2, 3]}
-        for i in range(60)
-    ]
+def test_a_file_of_pairs(tmp_path: Path, smoke_layout: Layout) -> None:
+    path, sides = tmp_path / "pairs.jsonl", [(" was good.", " was fine."), (" was good.", " was bad.")]
+    rows = [{"prompt": f"Film {i}", "chosen": best, "rejected": worst} for i in range(60) for best, worst in sides]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    changes = {"preferences": str(path), "learned__ranked": 3, "learned__heldout_pairs": 15, "learned__pairs": 30}
+    changes = {"preferences": str(path), "learned__heldout_pairs": 10, "learned__pairs": 30}
     config = smoke(**{f"reward__{key}": value for key, value in changes.items()})
     reward = run_trial(config, smoke_layout, Recorder(), until="reward").artifacts["reward"]
-    assert (reward.meta["heldout_pairs"], reward.meta["heldout_prompts"]) == (15, 5)
-    assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (10, 30), "30 pairs are asked for, of 162"
-    if prompts:
-        table = pd.read_parquet(reward.path / "pairs.parquet")
-        good, fine, bad = " was good.", " was fine.", " was bad."
-        shown = set(zip(table["first"], table["second"], strict=True))
-        assert shown == {(good, fine), (good, bad), (fine, bad)}
-        assert table[table["heldout"]].groupby("prompt").size().tolist() == [3] * 5
-        assert table["gold_first"].isna().tolist() == (~table["heldout"]).tolist(), "no judge is asked to train"
+    assert (reward.meta["train_pairs"], reward.meta["heldout_pairs"]) == (30, 10), "as many as are asked for"
+    assert reward.meta["heldout_prompts"] < 10, "pairs of one prompt are no independent evidence"
+    table = pd.read_parquet(reward.path / "pairs.parquet")
+    assert set(zip(table["first"], table["second"], strict=True)) == set(sides)
+    assert not set(table[table["heldout"]]["prompt"]) & set(table[~table["heldout"]]["prompt"])
+    assert table["first_wins"].all()
+    assert table["gold_first"].isna().tolist() == (~table["heldout"]).tolist(), "no judge is asked to train"

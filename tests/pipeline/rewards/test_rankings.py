@@ -1,12 +1,10 @@
-"""Rankings: the annotator's distribution, both losses, and what a reward model learns from them."""
+"""Rankings: the annotator's distribution, their comparisons, and what a reward model learns from them."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,16 +15,14 @@ from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards import learned
-from pipeline.rewards.learned import bradley_terry_loss, new_reward_model, train_reward_model
+from pipeline.rewards.learned import RewardModel, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import (
     RESPONSES,
     Ranked,
-    all_pairs_loss,
     best_first,
     comparisons,
     in_order,
-    plackett_luce_loss,
     read_ranked,
     read_responses,
     response_table,
@@ -35,7 +31,6 @@ from pipeline.rewards.settings import RewardConfig
 
 CPU = torch.device("cpu")
 SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
-LOSSES = {"all_pairs": partial(all_pairs_loss, loss=bradley_terry_loss), "plackett_luce": plackett_luce_loss}
 
 
 def randoms(*shape: int, seed: int = 0) -> Tensor:
@@ -65,27 +60,12 @@ def test_the_judge_himself_makes_no_mistake_and_tosses_between_equals() -> None:
     assert float((orders[:, 1] == 0).double().mean()) == pytest.approx(0.5, abs=0.05)
 
 
-def test_losses_by_hand() -> None:
-    scores = torch.tensor([[1.0, 0.0, -1.0]])
-    e = math.e
-    whole = math.log(e + 1 + 1 / e) - 1 + math.log(1 + 1 / e) - 0
-    assert plackett_luce_loss(scores).item() == pytest.approx(whole / 2, rel=1e-6)
-    pairs = [math.log(1 + math.exp(-gap)) for gap in (1, 2, 1)]
-    assert LOSSES["all_pairs"](scores).item() == pytest.approx(sum(pairs) / 3, rel=1e-6)
-    two = randoms(16, 2)
-    wanted = bradley_terry_loss(two[:, 0], two[:, 1]).item()
-    assert [loss(two).item() for loss in LOSSES.values()] == pytest.approx([wanted] * 2, rel=1e-6), "two are a pair"
-
-
-def test_plackett_luce_is_a_distribution_over_orders() -> None:
-    scores = randoms(4)
-    logs = [-3 * plackett_luce_loss(scores[list(order)][None]) for order in itertools.permutations(range(4))]
-    assert torch.stack(logs).exp().sum().item() == pytest.approx(1.0, rel=1e-5)
-
-
 def test_a_ranking_makes_all_its_comparisons_once() -> None:
     better, worse = comparisons(torch.tensor([[2, 0, 1], [5, 4, 3]]))
     assert torch.stack([better, worse], -1).tolist() == [[[2, 0], [2, 1], [0, 1]], [[5, 4], [5, 3], [4, 3]]]
+    pairs = [math.log(1 + math.exp(-gap)) for gap in (1, 2, 1)]
+    loss = RewardModel.loss(*comparisons(torch.tensor([[1.0, 0.0, -1.0]])))
+    assert loss.item() == pytest.approx(sum(pairs) / 3, rel=1e-6)
 
 
 def test_pairs_are_rankings_and_embeddings_are_put_in_order_as_scores_are() -> None:
@@ -112,12 +92,11 @@ def rankings(n: int, k: int = 4) -> Ranked:
     return Ranked(answers, best_first(torch.stack(counts, 1).float(), 0.0, uniform(n, k)))
 
 
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_gradients_are_those_of_all_rankings_however_few_fit(monkeypatch: pytest.MonkeyPatch, loss: Any) -> None:
+def test_gradients_are_those_of_all_rankings_however_few_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def fitted() -> Tensor:
-        model = new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, CPU)
+        model = RewardModel.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), RewardConfig(), CPU)
         cfg = RewardConfig(learned=LearnedSettings(ranked=4, epochs=2, batch_size=36, lr=1e-2))
-        train_reward_model(model, rankings(12), cfg, lambda *_: None, loss_of=loss)
+        train_reward_model(model, rankings(12), cfg, lambda *_: None)
         # A shift of all scores changes no loss: the bias has no gradient but rounding, which Adam would magnify.
         named = [(name, weight.detach().flatten()) for name, weight in model.named_parameters()]
         return torch.cat([weight for name, weight in named if name != "head.bias"])

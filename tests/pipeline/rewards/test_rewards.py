@@ -14,13 +14,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
 from pipeline.rewards.collection import accuracy, prefer, split_prompts
-from pipeline.rewards.learned import (
-    LearnedReward,
-    RewardModel,
-    bradley_terry_loss,
-    new_reward_model,
-    train_reward_model,
-)
+from pipeline.rewards.learned import LearnedReward, RewardModel, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import Ranked
 from pipeline.rewards.settings import RewardConfig
@@ -39,8 +33,8 @@ def test_calibration_gives_mean_0_and_std_1_on_the_reference() -> None:
 
 
 def test_bradley_terry_by_hand() -> None:
-    assert bradley_terry_loss(torch.tensor([0.0]), torch.tensor([0.0])).item() == pytest.approx(0.6931472)
-    assert bradley_terry_loss(torch.tensor([2.0]), torch.tensor([0.0])).item() == pytest.approx(0.126928)
+    assert RewardModel.loss(torch.tensor([0.0]), torch.tensor([0.0])).item() == pytest.approx(0.6931472)
+    assert RewardModel.loss(torch.tensor([2.0]), torch.tensor([0.0])).item() == pytest.approx(0.126928)
 
 
 def test_the_noisy_annotator() -> None:
@@ -89,7 +83,7 @@ SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
 
 
 def new_model() -> RewardModel:
-    return new_reward_model(scratch_model(SIZES, 20, 0, 1, 32, seed=0), 0, torch.device("cpu"))
+    return RewardModel.new(scratch_model(SIZES, 20, 0, 1, 32, seed=0), RewardConfig(), torch.device("cpu"))
 
 
 def test_a_reward_model_learns_an_order_and_survives_the_disk(tmp_path: Path) -> None:

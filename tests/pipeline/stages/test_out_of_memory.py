@@ -17,7 +17,8 @@ from pipeline.models.policy import Episodes
 from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
 from pipeline.rewards.base import Completions
-from pipeline.rewards.learned import LearnedReward, new_reward_model
+from pipeline.rewards.learned import LearnedReward, RewardModel
+from pipeline.rewards.settings import RewardConfig
 from pipeline.stages.evaluate import drift
 
 CPU = torch.device("cpu")
@@ -111,7 +112,7 @@ def test_how_torch_says_that_memory_ran_out(said: str, memory: bool) -> None:
 
 
 def test_scoring_by_a_reward_model() -> None:
-    reward, asked = new_reward_model(model(), 0, CPU), episodes()
+    reward, asked = RewardModel.new(model(), RewardConfig(), CPU), episodes()
     halved(lambda room: [LearnedReward(reward, room)(Completions(asked, [""] * ROWS, [""] * ROWS))], trunk(reward.lm))
 
 

@@ -17,7 +17,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.sampling import EagerSampler, decode
 from pipeline.models.seeding import uniforms
 from pipeline.rewards.collection import TEMPERATURE, Collection, split_prompts
-from pipeline.rewards.learned import HEAD, family_of, train_reward_model
+from pipeline.rewards.learned import HEAD, RewardModel, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import read_ranked
 from pipeline.rewards.settings import RewardConfig
@@ -107,7 +107,7 @@ def test_a_later_reward_is_the_reference_fitted_to_what_was_preferred_in_all_rou
 ) -> None:
     cfg, folder = smoke(**TWO).reward, outcome.artifacts["reward"].path
     ranked = read_ranked(folder, PromptSet.load(outcome.artifacts["prompts"], "train").token_ids["pad_id"], CPU)
-    model = family_of("learned").new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
+    model = RewardModel.new(load_snapshot(outcome.artifacts["sft"].path / "model", CPU), cfg, CPU)
     train_reward_model(model, ranked, cfg, lambda *_: None)
     model.save(tmp_path)
     assert (tmp_path / HEAD).read_bytes() == (folder / HEAD).read_bytes()

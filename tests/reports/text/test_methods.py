@@ -53,7 +53,6 @@ def test_numbers_are_those_of_the_study(
         ("judge:words", {}, ["40 pairs of reference samples", "by the judge words"]),
         ("a.jsonl", {}, ["at most 40 given pairs (a.jsonl)"]),
         ("judge", {"ranked": 4}, ["all pairs of 6 rankings of 4", "(6 pairs each)", "by the judge"]),
-        ("judge", {"ranked": 3, "ranking_loss": "plackett_luce"}, ["(Plackett-Luce) of 13 rankings of 3"]),
     ],
 )
 def test_what_a_reward_learns_from_is_named(source: str, reward: dict[str, Any], words: list[str]) -> None:
