@@ -1,4 +1,7 @@
-"""A guard against text that no writer would write: how far a completion lies outside of real texts.
+"""VADER as a judge of real text, and a guard against text that no writer would write: how far a completion lies outside
+of real texts.
+
+VADER (Hutto and Gilbert 2014) is a bag of words with rules: it can be hacked by piling up happy words.
 
 Measures of a completion, read after its prompt, most of them of its first 1, 2, ... tokens or words. P is an n-gram
 model of real texts (`NGrams`):
@@ -6,7 +9,7 @@ model of real texts (`NGrams`):
     fluency     1/n sum_t ln P(token_t | the two before it), nats per token
     repetition  share of the tokens that stood in it before
     order       1/m sum_i ln P(word_i | the word before it), less its mean over all orders of the words, nats per word
-    copied      share of the words in phrases that stand in the texts (`Phrases`)
+    copied      share of the words in phrases that stand in the texts (`phrases_of`)
     praise      share of the words that the lexicon holds for praise
     content     - sum_t ln P(token_t | the two before it) of the tokens read, nats: its information
     end         ln P(end of text | the last two tokens), nats; only of a completion that ended by itself
@@ -28,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,12 +40,13 @@ from torch import Tensor
 
 from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions, as_scores
-from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import Floats, NGrams
 from pipeline.run.layout import write_json
 
 WORDS = 4
+"""In a phrase."""
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+Digests = NDArray[np.uint64]
 
 
 def words_of(text: str, cut: int = 0) -> tuple[list[str], list[str]]:
@@ -57,32 +61,27 @@ def words_of(text: str, cut: int = 0) -> tuple[list[str], list[str]]:
     return sides
 
 
-@dataclass(frozen=True)
-class Phrases:
-    """The known phrases, as different digests of 64 bits."""
+def phrases_of(texts: Iterable[str]) -> Digests:
+    """All phrases of some texts, as different digests of 64 bits."""
+    return np.unique(np.fromiter((one for text in texts for one in _digests(words_of(text)[1])), np.uint64))
 
-    digests: NDArray[np.uint64]
 
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> Phrases:
-        """All phrases of some texts."""
-        return cls(np.unique(np.fromiter((one for text in texts for one in _digests(words_of(text)[1])), np.uint64)))
+def copied(phrases: Digests, words: Sequence[str], before: Sequence[str]) -> Floats:
+    """Return the share of the first 1, 2, ... words in known phrases (n,); these may begin in words `before`.
 
-    def copied(self, words: Sequence[str], before: Sequence[str]) -> NDArray[np.float64]:
-        """Return the share of the first 1, 2, ... words in known phrases (n,); these may begin in words `before`.
-
-        >>> Phrases.of(["the film is good, and short"]).copied(["is", "good", "and", "dull"], ["the", "film"]).tolist()
-        [0.0, 1.0, 1.0, 0.75]
-        """
-        context = [*before][-(WORDS - 1) :]
-        known = np.isin(np.fromiter(_digests([*context, *words]), np.uint64), self.digests)
-        covered, shares = np.zeros(len(context) + len(words), dtype=np.bool_), np.zeros(len(words))
-        for place in range(len(words)):
-            last = len(context) + place
-            if last >= WORDS - 1 and known[last - WORDS + 1]:
-                covered[last - WORDS + 1 : last + 1] = True
-            shares[place] = covered[len(context) : last + 1].mean()
-        return shares
+    >>> known = phrases_of(["the film is good, and short"])
+    >>> copied(known, ["is", "good", "and", "dull"], ["the", "film"]).tolist()
+    [0.0, 1.0, 1.0, 0.75]
+    """
+    context = [*before][-(WORDS - 1) :]
+    known = np.isin(np.fromiter(_digests([*context, *words]), np.uint64), phrases)
+    covered, shares = np.zeros(len(context) + len(words), dtype=np.bool_), np.zeros(len(words))
+    for place in range(len(words)):
+        last = len(context) + place
+        if last >= WORDS - 1 and known[last - WORDS + 1]:
+            covered[last - WORDS + 1 : last + 1] = True
+        shares[place] = covered[len(context) : last + 1].mean()
+    return shares
 
 
 def _digests(words: Sequence[str]) -> Iterator[int]:
@@ -117,7 +116,7 @@ NGRAMS, PHRASES, THRESHOLDS = "ngrams.safetensors", "phrases.safetensors", "thre
 Reading = Mapping[str, Floats]
 """Each measure of the first 1, 2, ... tokens or words (n,). Content has one value; end has one, or none where the
 completion was cut off."""
-Thresholds = Mapping[str, tuple[float, ...]]
+Thresholds = Mapping[str, Sequence[float]]
 """Bounds of every rule for 1, 2, ... tokens or words; the last value holds for all longer ones."""
 
 
@@ -127,10 +126,12 @@ def thresholds_of(readings: Sequence[Reading]) -> Thresholds:
     for name, rule in RULES.items():
         columns, sign, bounds = [one[rule.measure] for one in readings], -1.0 if rule.above else 1.0, list[float]()
         for place in count():
-            values = [sign * float(one[place]) for one in columns if len(one) > place]
-            if place and len(values) < FEWEST:
+            values = sorted(sign * float(one[place]) for one in columns if len(one) > place)
+            if len(values) < FEWEST and not bounds:
+                raise ValueError(f"{len(values)} values give no threshold; at least {FEWEST} are needed")
+            if len(values) < FEWEST:
                 break
-            bounds.append(sign * lowest(values, rule.share))
+            bounds.append(sign * values[int((len(values) + 1) * rule.share + 1e-9) - 1])
         found[name] = tuple(bounds)
     return found
 
@@ -147,38 +148,38 @@ def faults(reading: Reading, thresholds: Thresholds) -> list[str]:
     return broken
 
 
-def lowest(values: Sequence[float], share: float) -> float:
-    """The k-th lowest of n values, k = floor((n + 1) `share`); lower values are beyond it.
+class LexiconReward:
+    """VADER's compound score of prompt and completion together, in [-1, 1]."""
 
-    Raises `ValueError` for fewer than `FEWEST`.
+    networks: Sequence[Any] = ()
 
-    >>> lowest([float(value) for value in range(199)], 0.01)
-    1.0
-    """
-    if len(values) < FEWEST:
-        raise ValueError(f"{len(values)} values give no threshold; at least {FEWEST} are needed")
-    return float(np.sort(np.asarray(values))[int((len(values) + 1) * share + 1e-9) - 1])
+    def __init__(self) -> None:
+        from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
+        self._analyzer = SentimentIntensityAnalyzer()
 
-class GuardedScore(NamedTuple):
-    """Verdict on a completion."""
+    def __call__(self, completions: Completions) -> Tensor:
+        pairs = zip(completions.prompts, completions.texts, strict=True)
+        return as_scores([self.score(prompt + text) for prompt, text in pairs])
 
-    faults: int
-    """Rules that it breaks."""
-    lexicon: float
-    """Score without the guard."""
-    score: float
-    """The same of a text without faults, else -1 - faults: below every score in [-1, 1]."""
+    def praises(self, word: str) -> bool:
+        """Return whether a word in lower case counts as praise."""
+        return bool(self._analyzer.lexicon.get(word, 0.0) > 0)
+
+    def score(self, text: str) -> float:
+        """Score one text."""
+        compound: float = self._analyzer.polarity_scores(text)["compound"]
+        return compound
 
 
 @dataclass(frozen=True)
 class FluencyGuard:
-    """A judge of real text: scores completions by the lexicon and counts their faults as texts, of the first `length`
-    tokens of each."""
+    """A judge of real text: a completion without faults has the lexicon's score, others -1 less their number: below
+    every score in [-1, 1]. Faults are those of the first `length` tokens."""
 
     tokenizer: Any
     model: NGrams
-    phrases: Phrases
+    phrases: Digests
     lexicon: LexiconReward
     length: int
     thresholds: Thresholds
@@ -186,13 +187,16 @@ class FluencyGuard:
 
     def __call__(self, completions: Completions) -> Tensor:
         rows = zip(completions.prompts, completions.texts, completions.episodes.ended.tolist(), strict=True)
-        return as_scores([self.judge(*row).score for row in rows])
+        return as_scores([self.score(*row) for row in rows])
 
-    def judge(self, prompt: str, completion: str, ended: bool) -> GuardedScore:
-        """One completion, whatever stands beside it in a batch."""
-        broken = len(faults(self.read(prompt, completion, ended), self.thresholds))
-        plain = self.lexicon.score(prompt + completion)
-        return GuardedScore(broken, plain, -1.0 - broken if broken else plain)
+    def score(self, prompt: str, completion: str, ended: bool) -> float:
+        """Score one completion, whatever stands beside it in a batch."""
+        broken = len(self.faults(prompt, completion, ended))
+        return -1.0 - broken if broken else self.lexicon.score(prompt + completion)
+
+    def faults(self, prompt: str, completion: str, ended: bool) -> list[str]:
+        """The rules that a completion breaks."""
+        return faults(self.read(prompt, completion, ended), self.thresholds)
 
     def read(self, prompt: str, completion: str, ended: bool) -> Reading:
         """The measures of a completion. The token or word that the prompt's end lies in belongs to the completion."""
@@ -210,7 +214,7 @@ class FluencyGuard:
             "fluency": _means(nats),
             "repetition": repetition(read[first:]),
             "order": order(self.model, read, starts),
-            "copied": self.phrases.copied(words, before),
+            "copied": copied(self.phrases, words, before),
             "praise": _means(np.array([self.lexicon.praises(word) for word in words], dtype=np.float64)),
             "content": np.array([-nats.sum()]),
             "end": np.log(end),
@@ -219,15 +223,8 @@ class FluencyGuard:
     def save(self, folder: Path) -> None:
         """Write all but the tokenizer, which the prompts' artifact has."""
         self.model.save(folder / NGRAMS)
-        save_file({"digests": self.phrases.digests}, folder / PHRASES)
+        save_file({"digests": self.phrases}, folder / PHRASES)
         write_json(folder / THRESHOLDS, {"length": self.length, "thresholds": dict(self.thresholds)})
-
-    @classmethod
-    def load(cls, folder: Path, tokenizer: Any) -> FluencyGuard:
-        held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
-        thresholds = {name: tuple(bounds) for name, bounds in held["thresholds"].items()}
-        model, phrases = NGrams.load(folder / NGRAMS), Phrases(load_file(folder / PHRASES)["digests"])
-        return cls(tokenizer, model, phrases, LexiconReward(), held["length"], thresholds)
 
 
 def _begins_a_word(text: str, start: int, end: int) -> bool:
@@ -273,4 +270,7 @@ def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats
 
 def load(folder: Path) -> FluencyGuard:
     """The judge that the stage `judge` left."""
-    return FluencyGuard.load(folder, load_tokenizer(folder / "tokenizer"))
+    held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
+    model, phrases = NGrams.load(folder / NGRAMS), load_file(folder / PHRASES)["digests"]
+    tokenizer = load_tokenizer(folder / "tokenizer")
+    return FluencyGuard(tokenizer, model, phrases, LexiconReward(), held["length"], held["thresholds"])

@@ -36,7 +36,7 @@ KINDS: dict[str, Kind] = {
         "pipeline.rewards.pairwise:PairwiseModel",
         trained=True,
     ),
-    "lexicon": Kind("lexicon judge (VADER)", "pipeline.rewards.lexicon:LexiconReward"),
+    "lexicon": Kind("lexicon judge (VADER)", "pipeline.rewards.fluency:LexiconReward"),
     "classifier": Kind(
         "ready sequence classifier",
         "pipeline.rewards.classifier:load",

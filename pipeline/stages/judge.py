@@ -1,9 +1,8 @@
-"""The stage of the guarded judge: the guard's fit to real texts, and the judge's error rates.
+"""The stage of the guarded judge: the guard's fit to real texts, and how many further texts it faults.
 
-Of the training texts every fifth sets the thresholds; n-grams and phrases are those of the others. The errors are
+Of the training texts every fifth sets the thresholds; n-grams and phrases are those of the others. The error is
 measured on the held-out texts, which are part of neither. All texts are cut as prompts and responses are. Writes
-``ngrams.safetensors``, ``phrases.safetensors``, ``thresholds.json``, ``tokenizer/``, ``errors.parquet`` (a row per
-held-out text and attack) and ``summary.json``.
+``ngrams.safetensors``, ``phrases.safetensors``, ``thresholds.json``, ``tokenizer/`` and ``summary.json``.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.prompts import cut_at
+from pipeline.data.prompts import opening
 from pipeline.errors import UserError
-from pipeline.evaluation.judge_errors import Opening, errors, rates, shortened
+from pipeline.intervals import wilson
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.rewards.fluency import FEWEST, RULES, FluencyGuard, Phrases, thresholds_of
-from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.fluency import FEWEST, RULES, FluencyGuard, LexiconReward, phrases_of, thresholds_of
 from pipeline.rewards.ngrams import NGrams
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
@@ -41,7 +39,7 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     kept = list(_cut(cfg, texts[::FOLDS], tokenizer, 4))
     fitted = [text for place, text in enumerate(texts) if place % FOLDS]
     reporter.progress("judge", 0, 3, "counting n-grams")
-    model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), Phrases.of(fitted)
+    model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), phrases_of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
     guard = FluencyGuard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length, {})
     try:
@@ -56,27 +54,33 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     guard.save(out)
     tokenizer.save_pretrained(out / "tokenizer")
     reporter.progress("judge", 2, 3, "errors on held-out texts")
-    heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")
-    table = errors(_openings(cfg, heldout, tokenizer), guard, cfg.data.seed)
-    table.to_parquet(out / "errors.parquet", index=False)
-    measured = rates(table)
+    heldout = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].tolist()
+    openings = list(_cut(cfg, heldout, tokenizer, 5))
+    cut = ((prompt, *shortened(tokenizer, prompt, rest, guard.length)) for prompt, rest in openings)
+    share = sum(bool(guard.faults(*one)) for one in cut) / len(openings)
+    low, high = wilson(share, len(openings))
     summary = {
         "fitted_texts": len(fitted),
         "threshold_texts": len(kept),
         "length": guard.length,
         **{f"threshold/{name}": bounds[-1] for name, bounds in thresholds.items()},
         **{f"share/{name}": rule.share for name, rule in RULES.items()},
-        **measured,
+        "real/n": len(openings),
+        "real/faulty": share,
+        "real/faulty_low": low,
+        "real/faulty_high": high,
     }
     write_json(out / "summary.json", summary)
     reporter.progress("judge", 3, 3)
-    note = (
-        f"{100 * measured['real/faulty']:.1f} % [{100 * measured['real/faulty_low']:.1f},"
-        f" {100 * measured['real/faulty_high']:.1f}] of {measured['real/n']} held-out texts have a fault,"
-        f" {100 * measured['shuffled/faulty']:.0f} % with their words shuffled,"
-        f" {100 * measured['praise/faulty']:.0f} % of strings of praise"
-    )
+    note = f"{share:.1%} [{low:.1%}, {high:.1%}] of {len(openings)} held-out texts have a fault"
     return {"note": note, **summary}
+
+
+def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tuple[str, bool]:
+    """A completion as a policy would have written it: its first `length` tokens, and whether these are all."""
+    places = tokenizer(prompt + completion, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    ends = [end - len(prompt) for _, end in places if end > len(prompt)]
+    return (completion, True) if len(ends) <= length else (completion[: ends[length - 1]], False)
 
 
 def _encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[Sequence[int]]:
@@ -86,14 +90,8 @@ def _encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[Sequence[int]]:
 
 def _cut(cfg: TrialConfig, texts: Sequence[str], tokenizer: Any, stream: int) -> Iterator[tuple[str, str]]:
     """Prompt and rest of every text that leaves a rest, cut as prompts are."""
-    (low, high), cut = cfg.data.prompt_length, cut_at(cfg.data.prompt_unit, tokenizer)
+    low, high = cfg.data.prompt_length
     lengths = np.random.default_rng([cfg.data.seed, stream]).integers(low, high + 1, len(texts))
     for text, length in zip(texts, lengths.tolist(), strict=True):
-        if prompt := cut(text, length):
+        if prompt := opening(text, length, cfg.data.prompt_unit, tokenizer):
             yield prompt, text[len(prompt) :]
-
-
-def _openings(cfg: TrialConfig, heldout: pd.DataFrame, tokenizer: Any) -> Iterator[Opening]:
-    """The texts as a policy would have written them: after a prompt, and cut at the length of a response."""
-    for prompt, rest in _cut(cfg, heldout["text"].tolist(), tokenizer, 5):
-        yield Opening(prompt, *shortened(tokenizer, prompt, rest, cfg.train.response_length))

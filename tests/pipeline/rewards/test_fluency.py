@@ -14,15 +14,16 @@ from pipeline.rewards.fluency import (
     FEWEST,
     RULES,
     FluencyGuard,
-    Phrases,
+    LexiconReward,
     Reading,
     Thresholds,
+    copied,
     faults,
     order,
+    phrases_of,
     thresholds_of,
     words_of,
 )
-from pipeline.rewards.lexicon import LexiconReward
 from pipeline.rewards.ngrams import NGrams
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz."
@@ -50,7 +51,7 @@ LAX: Thresholds = {name: (99.0 if rule.above else -99.0,) for name, rule in RULE
 def guard(model: NGrams, length: int = 8, **bounds: float) -> FluencyGuard:
     """Return a guard with these thresholds alone, by rule."""
     thresholds = {**LAX, **{name: (bound,) for name, bound in bounds.items()}}
-    return FluencyGuard(letters, model, Phrases.of([]), LexiconReward(), length, thresholds)
+    return FluencyGuard(letters, model, phrases_of([]), LexiconReward(), length, thresholds)
 
 
 def test_a_reading_is_that_of_the_completion_after_its_prompt(model: NGrams) -> None:
@@ -68,14 +69,14 @@ def test_the_end_is_judged_where_the_text_ended_by_itself(model: NGrams) -> None
     good, early = (float(guard(model).read("the fi", rest, True)["end"][0]) for rest in ("lm is good.", "lm is "))
     assert good == pytest.approx(math.log(model.probabilities([*whole, 0], len(whole))[0]))
     assert early < good
-    between = guard(model, unended=(good + early) / 2)
-    assert between.judge("the fi", "lm is ", True)[::2] == (1, -2.0), "below every score of a text without faults"
-    praised = between.judge("the fi", "lm is good.", True)
-    assert praised.score == praised.lexicon > 0
-    assert between.judge("the fi", "lm is ", False).faults == between.judge("the fi", "lm is good.", True).faults == 0
-    assert guard(model, unended=0.0).judge("the fi", "", True).faults == 1, "an empty completion has an end"
-    assert guard(model, unended=0.0).judge("the fi", "", False).faults == 0
-    assert guard(model, thin=0.1).judge("the fi", "", False).faults == 1, "and says nothing"
+    between, praised = guard(model, unended=(good + early) / 2), ("the fi", "lm is good.", True)
+    assert between.score("the fi", "lm is ", True) == -2.0, "below every score of a text without faults"
+    assert between.score(*praised) == LexiconReward().score("the film is good.") > 0
+    assert between.faults("the fi", "lm is ", False) == between.faults(*praised) == []
+    strict = guard(model, unended=0.0)
+    assert strict.faults("the fi", "", True) == ["unended"], "an empty completion has an end"
+    assert strict.faults("the fi", "", False) == []
+    assert guard(model, thin=0.1).faults("the fi", "", False) == ["thin"]
 
 
 def test_every_rule_counts_by_itself() -> None:
@@ -130,11 +131,11 @@ def test_order_is_what_words_gain_over_the_mean_of_all_their_orders(model: NGram
 
 
 def test_copied_words_lie_in_known_phrases() -> None:
-    known = Phrases.of(["One of the best films of all time.", "short text"])
+    known = phrases_of(["One of the best films of all time.", "short text"])
 
     def share(prompt: str, completion: str) -> float:
         before, words = words_of(prompt + completion, len(prompt))
-        found = known.copied(words, before)
+        found = copied(known, words, before)
         return float(found[-1]) if len(found) else -1.0
 
     assert share("", "this is one of the best, FILMS of the year") == 0.6
@@ -142,4 +143,4 @@ def test_copied_words_lie_in_known_phrases() -> None:
     assert share("one of the be", "st films") == 1.0, "and a word"
     assert share("one of", " time") == share("", "the films of all") == 0
     assert share("", "") == -1
-    assert Phrases.of([]).copied(["one", "of", "the", "best"], []).tolist() == [0, 0, 0, 0]
+    assert copied(phrases_of([]), ["one", "of", "the", "best"], []).tolist() == [0, 0, 0, 0]

@@ -6,7 +6,6 @@ import filecmp
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -16,16 +15,13 @@ from tinynets import completions
 from pipeline.config.trial import TrialConfig
 from pipeline.data.reviews import generate
 from pipeline.errors import UserError
-from pipeline.evaluation import judge_errors
-from pipeline.evaluation.judge_errors import PRAISE, Opening, attacked, errors, rates, shortened
 from pipeline.models.out_of_memory import Room
-from pipeline.rewards.fluency import GuardedScore
-from pipeline.rewards.lexicon import LexiconReward
+from pipeline.rewards.fluency import LexiconReward
 from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
 from pipeline.run.store import Artifact
-from pipeline.stages.judge import judge
+from pipeline.stages.judge import judge, shortened
 from pipeline.trial import plan_trial, run_trial
 
 
@@ -79,65 +75,20 @@ def test_a_trial_is_judged_by_it(outcome: TrialOutcome) -> None:
         assert 0 < outcome.summary[key] == pytest.approx(faults)
 
 
-def test_real_texts_pass_and_attacks_do_not(outcome: TrialOutcome) -> None:
+def test_real_texts_pass(outcome: TrialOutcome) -> None:
     meta = outcome.artifacts["judge"].meta
     assert (meta["threshold_texts"], meta["fitted_texts"]) == (270, 1080), "no text for both"
     assert 90 <= meta["real/n"] <= 100
     assert meta["real/faulty"] <= 0.3, "about 0.16 of further texts; 0.3 is more than 3 standard errors above"
     assert meta["real/faulty_low"] <= meta["real/faulty"] <= meta["real/faulty_high"]
-    assert meta["praise/wins_lexicon"] > 0.8
-    assert max(meta["shuffled/wins"], meta["praise/wins"]) <= 0.1
 
 
-def test_attacks_change_what_they_say() -> None:
-    words, rng = [f"w{place}" for place in range(10)], np.random.default_rng(0)
-    found = attacked(words, rng)
-    assert sorted(found["shuffled"]) == words != found["shuffled"]
-    assert len(found["praise"]) == 10
-    assert set(found["praise"]) <= set(PRAISE)
-
-
-class Deaf:
-    """A guard that faults every end, with a lexicon that prefers long texts; a character is a token."""
-
-    length = 5
-
-    @staticmethod
-    def tokenizer(text: str, **how: Any) -> dict[str, Any]:
+def test_a_completion_is_cut_as_a_response_is() -> None:
+    def characters(text: str, **_: Any) -> dict[str, Any]:
         return {"offset_mapping": [(place, place + 1) for place in range(len(text))]}
 
-    def judge(self, prompt: str, completion: str, ended: bool) -> GuardedScore:
-        plain = 1 - 1 / len(prompt + completion)
-        return GuardedScore(int(ended), plain, -2.0 if ended else plain)
-
-
-def test_rates_count_ties_half() -> None:
-    rows = [
-        (0, "real", 0, 0.5, 0.5), (0, "praise", 1, 0.9, -2.0),
-        (1, "real", 0, 0.2, 0.2), (1, "praise", 0, 0.2, 0.2),
-        (2, "real", 1, 0.4, -2.0), (2, "praise", 1, 0.9, -2.0),
-        (3, "real", 0, 0.3, 0.3), (3, "praise", 2, 0.9, -3.0),
-    ]  # fmt: skip
-    found = rates(pd.DataFrame(rows, columns=["text", "kind", "faults", "lexicon", "score"]))
-    assert (found["real/n"], found["real/faulty"], found["praise/faulty"]) == (4, 0.25, 0.75)
-    assert found["praise/wins"] == 0.25, "lost, tie, tie, lost"
-    assert found["praise/wins_lexicon"] == 0.875
-
-
-def test_errors_are_those_of_the_changed_texts_none_of_which_is_longer_than_a_response(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(
-        judge_errors, "attacked", lambda words, rng: {"attack": ["x"] * (1 if words[0] == "was" else 9)}
-    )
-    openings = [Opening("It", " was bad.", True), Opening("It w", "as so", True)]
-    table = errors(openings, Deaf(), 0)  # type: ignore[arg-type]
-    assert table["kind"].tolist() == ["real", "attack"] * 2
-    assert table["faults"].tolist() == [1, 1, 1, 0], "what is cut has no end"
-    cut = "It wx x x"
-    assert table["lexicon"].tolist() == [1 - 1 / len(text) for text in ("It was bad.", "It x", "It was so", cut)]
-    assert table["score"].tolist() == [-2.0, -2.0, -2.0, 1 - 1 / 9]
-    assert shortened(Deaf.tokenizer, "It", " was.", 5) == (" was.", True)
+    assert shortened(characters, "It", " was.", 5) == (" was.", True)
+    assert shortened(characters, "It", " was bad.", 5) == (" was ", False)
 
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(home: Path, outcome: TrialOutcome) -> None:
@@ -161,7 +112,7 @@ def made(cfg: TrialConfig, prompts: Artifact, folder: Path) -> dict[str, Any]:
 def test_the_same_texts_give_the_same_bytes(home: Path, outcome: TrialOutcome, tmp_path: Path) -> None:
     own, prompts = outcome.artifacts["judge"].path, outcome.artifacts["prompts"]
     made(config(home), prompts, tmp_path / "again")
-    for name in ("ngrams.safetensors", "phrases.safetensors", "thresholds.json", "errors.parquet", "summary.json"):
+    for name in ("ngrams.safetensors", "phrases.safetensors", "thresholds.json", "summary.json"):
         assert filecmp.cmp(own / name, tmp_path / "again" / name, shallow=False), name
     shorter = made(config(home, train__response_length=8), prompts, tmp_path / "shorter")
     assert shorter["length"] == 8
