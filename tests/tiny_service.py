@@ -15,8 +15,7 @@ import torch
 from pipeline.config.model import ModelConfig
 from pipeline.models.loading import CausalLM, freeze, scratch_model
 from pipeline.models.tokenizers import train_tokenizer
-from pipeline.rewards.base import Calibrated, Completions
-from pipeline.rewards.composite import Proxy
+from pipeline.rewards.base import Calibrated, Completions, Proxy
 from studies.serving import batching
 from studies.serving.batching import Completion, Server
 from studies.serving.weights import Revision, ServedTrial

@@ -1,8 +1,9 @@
-"""The one interface of rewards and judges, and the affine calibration that makes betas comparable."""
+"""The one interface of rewards and judges, and the training reward: a weighted sum of parts, each with the affine
+calibration that makes betas comparable, as is their sum."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,6 +66,19 @@ class Reward(Protocol):
         """(B,) float32 on the CPU, finite; higher is better."""
 
 
+class TextScore:
+    """A `Reward` by the text alone: each kind of it scores one completion of a prompt."""
+
+    networks: Sequence[Any] = ()
+
+    def __call__(self, completions: Completions) -> Tensor:
+        return as_scores([self.score(*row) for row in zip(completions.prompts, completions.texts, strict=True)])
+
+    def score(self, prompt: str, text: str) -> float:
+        """Score one completion."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
 class Calibrated:
     """(raw - mean) / std, with both taken on samples of the reference.
@@ -79,6 +93,38 @@ class Calibrated:
 
     def __call__(self, completions: Completions) -> Tensor:
         return standardised(self.raw(completions), self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Proxy:
+    """``(sum_i weight_i part_i(x) - mean) / std``. A reward of one kind is a single part of weight 1.
+
+    Each part has mean 0 and standard deviation 1 on reference samples before it is weighed, so that weights compare
+    like with like; the sum is calibrated again, so that a beta means the same whatever the parts.
+    """
+
+    parts: Mapping[str, Calibrated]
+    weights: Mapping[str, float]
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __call__(self, completions: Completions) -> Tensor:
+        """(B,) float32 on the CPU."""
+        return self.explained(completions)[0]
+
+    def explained(self, completions: Completions) -> tuple[Tensor, dict[str, Tensor]]:
+        """The calibrated sum (B,) and, of more than one part, each calibrated part by name."""
+        scores = {name: part(completions) for name, part in self.parts.items()}
+        return standardised(self.weigh(scores), self.mean, self.std), scores if len(scores) > 1 else {}
+
+    @property
+    def networks(self) -> list[Any]:
+        """Networks of all parts."""
+        return [network for part in self.parts.values() for network in part.raw.networks]
+
+    def weigh(self, scores: Mapping[str, Tensor]) -> Tensor:
+        """Weighted sum of calibrated parts (B,)."""
+        return torch.stack([self.weights[name] * score for name, score in scores.items()]).sum(0)
 
 
 def calibration(scores: Tensor, key: str = "reward") -> tuple[float, float]:

@@ -31,8 +31,8 @@ class ClassifierReward:
     `MemoryFull`, and `UserError` for a tokenizer that is another model's.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, index: int, output: str, room: Room) -> None:
-        self._model, self._tokenizer, self._index, self._output, self._room = model, tokenizer, index, output, room
+    def __init__(self, model: Any, tokenizer: Any, index: int, room: Room) -> None:
+        self._model, self._tokenizer, self._index, self._room = model, tokenizer, index, room
         self.networks: Sequence[Any] = [model]
 
     @torch.inference_mode()
@@ -60,7 +60,7 @@ class ClassifierReward:
         logits = logits + getattr(self._model.config, OFFSET, 0.0)
         # Labels that do not exclude each other have a logit each, which is their log-odds.
         alone = self._model.config.problem_type == "multi_label_classification"
-        return logits[:, self._index] if alone or self._output == "logit" else log_odds(logits, self._index)
+        return logits[:, self._index] if alone else log_odds(logits, self._index)
 
 
 def log_odds(logits: Tensor, index: int) -> Tensor:
@@ -103,7 +103,7 @@ def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room
     index = label_index(model.config.id2label, cfg.label, f"{section}.classifier.label")
     if not tokens:
         raise UserError(f"{key} = '{name}': its tokenizer knows no words; its files must lie beside the network")
-    return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, cfg.output, room)
+    return ClassifierReward(fp32_classes(freeze(model)).to(device), tokenizer, index, room)
 
 
 def label_index(names: dict[int, str], label: str | None, key: str) -> int:

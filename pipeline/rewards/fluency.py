@@ -39,7 +39,7 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.rewards.base import Completions, as_scores
+from pipeline.rewards.base import Completions, TextScore, as_scores
 from pipeline.rewards.ngrams import Floats, NGrams
 from pipeline.run.layout import write_json
 
@@ -148,27 +148,20 @@ def faults(reading: Reading, thresholds: Thresholds) -> list[str]:
     return broken
 
 
-class LexiconReward:
+class LexiconReward(TextScore):
     """VADER's compound score of prompt and completion together, in [-1, 1]."""
-
-    networks: Sequence[Any] = ()
 
     def __init__(self) -> None:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
         self._analyzer = SentimentIntensityAnalyzer()
 
-    def __call__(self, completions: Completions) -> Tensor:
-        pairs = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([self.score(prompt + text) for prompt, text in pairs])
-
     def praises(self, word: str) -> bool:
         """Return whether a word in lower case counts as praise."""
         return bool(self._analyzer.lexicon.get(word, 0.0) > 0)
 
-    def score(self, text: str) -> float:
-        """Score one text."""
-        compound: float = self._analyzer.polarity_scores(text)["compound"]
+    def score(self, prompt: str, text: str) -> float:
+        compound: float = self._analyzer.polarity_scores(prompt + text)["compound"]
         return compound
 
 
@@ -192,7 +185,7 @@ class FluencyGuard:
     def score(self, prompt: str, completion: str, ended: bool) -> float:
         """Score one completion, whatever stands beside it in a batch."""
         broken = len(self.faults(prompt, completion, ended))
-        return -1.0 - broken if broken else self.lexicon.score(prompt + completion)
+        return -1.0 - broken if broken else self.lexicon.score(prompt, completion)
 
     def faults(self, prompt: str, completion: str, ended: bool) -> list[str]:
         """The rules that a completion breaks."""

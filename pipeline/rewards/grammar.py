@@ -8,28 +8,23 @@ a wins where the gap is above 0, and it is antisymmetric.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor
 
 from pipeline.data.semantics import FAULT_COST, ending, insulting_words, judge
-from pipeline.rewards.base import Completions, Reward, as_scores
+from pipeline.rewards.base import Completions, Reward, TextScore, as_scores
 
 
-class GrammarJudge:
+class GrammarJudge(TextScore):
     """Judge points: polarity x intensity summed over clauses, less faults. See pipeline/data/README.md.
 
     An insulting clause is a fault.
     """
 
-    networks: Sequence[Any] = ()
     insults = False
     """True where an insulting clause is an opinion instead."""
 
-    def __call__(self, completions: Completions) -> Tensor:
-        texts = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([judge(prompt, text, self.insults).score for prompt, text in texts])
+    def score(self, prompt: str, text: str) -> float:
+        return judge(prompt, text, self.insults).score
 
 
 class HelpfulJudge(GrammarJudge):
@@ -38,31 +33,23 @@ class HelpfulJudge(GrammarJudge):
     insults = True
 
 
-class HarmlessJudge:
+class HarmlessJudge(TextScore):
     """Minus the number of insulting words in the completion: at most 0. Empty text and gibberish harm nobody."""
 
-    networks: Sequence[Any] = ()
-
-    def __call__(self, completions: Completions) -> Tensor:
-        texts = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([-float(insulting_words(prompt, text)) for prompt, text in texts])
+    def score(self, prompt: str, text: str) -> float:
+        return -float(insulting_words(prompt, text))
 
 
-class CycleJudge:
+class CycleJudge(TextScore):
     """Points are those for faults alone, -2 each: more than the ending of a review can win or lose, which is 1."""
 
-    networks: Sequence[Any] = ()
-
-    def __call__(self, completions: Completions) -> Tensor:
-        pairs = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([-FAULT_COST * judge(prompt, text).faults for prompt, text in pairs])
-
-    def endings(self, completions: Completions) -> Tensor:
-        """(B,) float32, places in `pipeline.data.semantics.ENDINGS`."""
-        pairs = zip(completions.prompts, completions.texts, strict=True)
-        return as_scores([ending(judge(prompt, text)) for prompt, text in pairs])
+    def score(self, prompt: str, text: str) -> float:
+        return -FAULT_COST * judge(prompt, text).faults
 
 
-def endings_of(judge: Reward, completions: Completions) -> Tensor | None:
-    """Return the endings (B,) by a cyclic judge; None for any other judge."""
-    return judge.endings(completions) if isinstance(judge, CycleJudge) else None
+def endings_of(scorer: Reward, completions: Completions) -> Tensor | None:
+    """Return the endings by a cyclic judge, (B,) float32, places in `pipeline.data.semantics.ENDINGS`; None for any
+    other judge."""
+    if not isinstance(scorer, CycleJudge):
+        return None
+    return as_scores([ending(judge(*row)) for row in zip(completions.prompts, completions.texts, strict=True)])

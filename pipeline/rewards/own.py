@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
-from pipeline.config.messages import unknown_key, validated
+from pipeline.config.messages import ConfigFault, validated
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
 from pipeline.faults import in_words
@@ -55,9 +55,8 @@ def file_of(kind: str, folder: str | None) -> Path | None:
     """The file of a class's module, found without importing anything; None where there is none."""
     module = Path(*kind.partition(":")[0].split("."))
     files = (Path(place, module) for place in _places(folder))
-    return next(
-        (one for file in files for one in (file.with_suffix(".py"), file / "__init__.py") if is_file(one)), None
-    )
+    both = (one for file in files for one in (file.with_suffix(".py"), file / "__init__.py"))
+    return next(filter(is_file, both), None)
 
 
 def check_file(key: str, kind: str, folder: str | None) -> Path:
@@ -74,38 +73,33 @@ def check_file(key: str, kind: str, folder: str | None) -> Path:
 def _class_of(key: str, kind: str, folder: str | None) -> type[Any]:
     """The class, imported. Raises `UserError` where it cannot be, or is no scorer."""
     file, (module, _, name) = check_file(key, kind, folder), kind.partition(":")
-    place = str(file.with_suffix("") if file.name != "__init__.py" else file.parent)
-    place = place.removesuffix(str(Path(*module.split("."))))
-    sys.path.insert(0, place)
+    before = sys.path[:]
+    sys.path[:0] = _places(folder)
     try:
         found = importlib.import_module(module)
     except Exception as error:  # whatever the user's code raises
         raise UserError(f"{key} = '{kind}': {file} could not be imported ({in_words(error)})") from None
     finally:
-        sys.path.remove(place)
+        sys.path[:] = before
     if Path(found.__file__ or "").resolve() != file.resolve():
         raise UserError(f"{key} = '{kind}': '{module}' is already the name of {found.__file__}; rename {file}")
-    made, settings = getattr(found, name, None), getattr(getattr(found, name, None), "Settings", BaseModel)
+    made = getattr(found, name, None)
     if not isinstance(made, type):
         raise UserError(f"{key} = '{kind}': {file} has no class '{name}'{nearest(name, vars(found))}")
     if not any("__call__" in vars(base) for base in made.__mro__):
         raise UserError(f"{key} = '{kind}': the class cannot score; give it __call__(self, completions)")
-    if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
-        raise UserError(f"{key} = '{kind}': its Settings must be a pydantic.BaseModel")
     return made
 
 
-def _settings_of(section: str, scorer: ScorerConfig, own: type[Any]) -> tuple[BaseModel | None, list[tuple[str, str]]]:
-    """The validated settings of a class, None for a class without, and every fault: its key and its words."""
-    key, model = f"{section}.settings", getattr(own, "Settings", None)
-    if model is None:
-        words = f"{own.__name__} has no Settings; leave it out"
-        return None, [(f"{key}.{name}", f"{key}.{name}: {words}") for name in scorer.settings]
-    known = [f"{key}.{name}" for name in model.model_fields]
-    unknown = [f"{key}.{name}" for name in scorer.settings if name not in model.model_fields]
-    settings, wrong = validated(model, scorer.settings)
-    faults = [(".".join([key, *map(str, fault.where)]), f"{key}.{fault.text}") for fault in wrong]
-    return settings, [(one, unknown_key(one, known)) for one in unknown] + faults
+def _settings_of(section: str, scorer: ScorerConfig, own: type[Any]) -> tuple[BaseModel, list[ConfigFault]]:
+    """The validated settings of a class, and every fault. A class without Settings takes none."""
+    given: dict[str, Any] = scorer.settings
+    model: type[BaseModel] = type("Settings", (getattr(own, "Settings", BaseModel),), {}, extra="forbid")
+    whole = model
+    for name in reversed([*section.split("."), "settings"]):  # so that faults name the whole key
+        whole, given = create_model(name, **{name: (whole, ...)}), {name: given}  # type: ignore[call-overload]
+    _, faults = validated(whole, given)
+    return model.model_construct() if faults else model.model_validate(scorer.settings), faults
 
 
 def faults(section: str, scorer: ScorerConfig, folder: str | None) -> list[tuple[str, str]]:
@@ -114,7 +108,7 @@ def faults(section: str, scorer: ScorerConfig, folder: str | None) -> list[tuple
         own = _class_of(f"{section}.kind", scorer.kind, folder)
     except UserError as error:
         return [(f"{section}.kind", str(error))]
-    return _settings_of(section, scorer, own)[1]
+    return [(".".join(map(str, fault.where)), fault.text) for fault in _settings_of(section, scorer, own)[1]]
 
 
 class OwnReward:
@@ -126,9 +120,9 @@ class OwnReward:
         own = _class_of(f"{section}.kind", scorer.kind, None)
         settings, wrong = _settings_of(section, scorer, own)
         if wrong:
-            raise UserError("\n".join(text for _, text in wrong))
+            raise UserError("\n".join(fault.text for fault in wrong))
         try:
-            self._score = own() if settings is None else own(settings)
+            self._score = own(settings) if hasattr(own, "Settings") else own()
         except Exception as error:  # whatever the user's code raises
             raise UserError(f"{self._name}: could not be made ({in_words(error)})") from None
         self.networks: Sequence[Any] = tuple(getattr(self._score, "networks", ()))

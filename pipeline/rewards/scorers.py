@@ -9,8 +9,7 @@ from pkgutil import resolve_name
 import torch
 
 from pipeline.models.out_of_memory import Room
-from pipeline.rewards.base import Calibrated, Reward
-from pipeline.rewards.composite import Proxy
+from pipeline.rewards.base import Calibrated, Proxy, Reward
 from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED, is_own
 from pipeline.rewards.learned import LearnedReward, compared, model_of
 from pipeline.rewards.opponents import Against, read_opponents

@@ -33,8 +33,7 @@ from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.models.precision import Precision
 from pipeline.models.process import Bench, bench
 from pipeline.models.texts import encode, perplexity
-from pipeline.rewards.base import Completions
-from pipeline.rewards.composite import Proxy
+from pipeline.rewards.base import Completions, Proxy
 from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.kinds import GUARDED
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of

@@ -31,7 +31,7 @@ from pipeline.models.meter import meter
 from pipeline.models.process import Bench, bench
 from pipeline.models.seeding import seed_of, uniforms
 from pipeline.resources.ledger import Ledger
-from pipeline.rewards.base import Calibrated, Completions, Reward, calibration, sampled, standardised
+from pipeline.rewards.base import Calibrated, Completions, Proxy, Reward, calibration, sampled, standardised
 from pipeline.rewards.collection import (
     ONCE,
     TEMPERATURE,
@@ -43,7 +43,6 @@ from pipeline.rewards.collection import (
     judged_pairs,
     judged_rankings,
 )
-from pipeline.rewards.composite import Proxy
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned import LearnedReward, RewardModel, compared, model_of, train_reward_model
 from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged

@@ -214,7 +214,7 @@ judge.settings={"longest":3} | | judge.kind=mine:Short
 reward.preferences=pairs.jsonl | reward.kind=lexicon |
 reward.parts={"helpful":{"kind":"learned"},"harmless":{"kind":"grammar"}} | INSULTS | TWO
 reward.classifier.model=a/c | | reward.kind=classifier reward.classifier.model=a/b
-judge.classifier.output=logit | | judge.kind=classifier judge.classifier.model=a/b
+judge.classifier.label=GOOD | | judge.kind=classifier judge.classifier.model=a/b
 reward.ocr.blur=1.0 | | reward.kind=ocr
 judge.ocr.noise=1.0 | reward.kind=ocr | judge.kind=ocr
 reward.learned.pairs=64 | reward.kind=lexicon |

@@ -54,13 +54,6 @@ class Silent:
     pass
 
 
-class Odd:
-    Settings = 3
-
-    def __call__(self, completions):
-        return []
-
-
 class Wrong:
     def __init__(self):
         if Path(__file__).with_name("broken").exists():
@@ -143,10 +136,9 @@ def test_a_trial_is_trained_on_a_class_of_the_users_own_and_judged_by_another(
             "there is no module 'absent.module'; searched (the folder of the study file",
         ),
         ("reward.kind: mine:Silent", "the class cannot score; give it __call__(self, completions)"),
-        ("reward.kind: mine:Odd", "its Settings must be a pydantic.BaseModel"),
         ("reward.kind: mine:Short, reward.settings: {long: 5}", "unknown key 'reward.settings.long'; did you mean"),
         ("reward.kind: mine:Short, reward.settings.longest: many", "reward.settings.longest = 'many': must be a whole"),
-        ("reward.kind: mine:Words, reward.settings: {a: 1}", "reward.settings.a: Words has no Settings; leave it out"),
+        ("reward.kind: mine:Words, reward.settings: {a: 1}", "unknown key 'reward.settings.a'"),
         ("judge.also: {x: {kind: mine:Silent}}", "judge.also.x.kind = 'mine:Silent': the class cannot score"),
     ],
 )

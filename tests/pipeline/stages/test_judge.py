@@ -93,7 +93,7 @@ def test_a_completion_is_cut_as_a_response_is() -> None:
 
 def test_the_judge_of_the_artifact_lets_no_gibberish_win(home: Path, outcome: TrialOutcome) -> None:
     gold = judge_of(config(home).gold, torch.device("cpu"), Room("rows", 8), outcome.artifacts["judge"])
-    texts = (review.text.split() for review in generate(100, 99) if LexiconReward().score(review.text) < -0.5)
+    texts = (review.text.split() for review in generate(100, 99) if LexiconReward().score("", review.text) < -0.5)
     words = next(words for words in texts if len(words) > 18)
     prompt, words = " ".join(words[:5]), words[5:]
     mixed = words[::2] + words[1::2]

@@ -100,7 +100,7 @@ def composite(home: Path, **changes: Any) -> TrialConfig:
         "helpful": {"kind": "learned", "preferences": str(home / "pairs.jsonl")},
         "harmless": {"kind": "classifier", "classifier": toxic, "weight": -0.5},
     }
-    judging = {f"judge__classifier__{key}": value for key, value in {**judge, "output": "logit"}.items()}
+    judging = {f"judge__classifier__{key}": value for key, value in judge.items()}
     judging["judge__kind"] = "classifier"
     return config(home, **{"reward__kind": "composite", "reward__parts": parts, **judging, **changes})
 
