@@ -1,8 +1,9 @@
 """A real SLURM of two nodes on this machine, from Debian's packages slurm-wlm and munge: for root, on loopback.
 
-    python tests/slurm_nodes.py FOLDER     # starts it, prints what to export, ends all at Ctrl-C
+    python tests/slurm_nodes.py     # starts it, prints what to export, ends all at Ctrl-C
 
-Nothing outside its folder is written. There is no accounting, so a job is known for five minutes after its end.
+It writes into a folder of its own in /tmp, which is removed at its end. There is no accounting, so a job is known for
+five minutes after its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -82,9 +84,7 @@ class SlurmNodes:
 
     def start(self) -> None:
         """Start all, and wait until both nodes are idle."""
-        self.folder.mkdir(parents=True)
-        for path in (self.folder, *self.folder.parents[:2]):  # munged refuses a path that others could change
-            path.chmod(0o755)
+        self.folder.chmod(0o755)  # jobs of other users read it
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)
@@ -182,14 +182,16 @@ class SlurmNodes:
 
 
 @contextmanager
-def slurm_nodes(folder: Path) -> Iterator[SlurmNodes]:
-    """Have a SLURM while the context lasts."""
-    nodes = SlurmNodes(folder)
-    try:
-        nodes.start()
-        yield nodes
-    finally:
-        nodes.stop()
+def slurm_nodes() -> Iterator[SlurmNodes]:
+    """Have a SLURM while the context lasts. Its folder has a short name: where the path of a job's socket has more than
+    107 characters, no job starts, and SLURM holds it."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        nodes = SlurmNodes(Path(folder))
+        try:
+            nodes.start()
+            yield nodes
+        finally:
+            nodes.stop()
 
 
 def _program(name: str) -> str | None:
@@ -209,15 +211,12 @@ def _ports(count: int) -> list[int]:
 
 def main() -> int:
     """Run one until Ctrl-C."""
-    if len(sys.argv) != 2:
-        print(__doc__)
-        return 2
     if why := missing():
         print(why)
         return 2
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, lambda number, frame: sys.exit(0))
-    with slurm_nodes(Path(sys.argv[1]).absolute()) as nodes:
+    with slurm_nodes() as nodes:
         print(f"export SLURM_CONF={nodes.configuration}", flush=True)
         signal.pause()
     return 0

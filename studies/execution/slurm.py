@@ -73,7 +73,7 @@ class Slurm(Hands):
         self._run, self._agenda, self._say = run, agenda, say
         self._wanted, self._options = min(jobs, len(agenda.open()) or jobs), options
         self._name = f"ablate-{hashlib.sha256(str(run.folder.path).encode()).hexdigest()[:12]}"
-        self._submitted = self._complained = False
+        self._submitted = self._complained = self._held = False
         self._looked, self._missed = float("-inf"), 0
 
     def step(self) -> bool:
@@ -83,9 +83,9 @@ class Slurm(Hands):
         if left and time.monotonic() - self._looked > LOOK_SECONDS:
             self._looked = time.monotonic()
             user = f"--user={os.getuid()}"
-            code, answer = _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--Format=State")
+            code, answer = _ask("squeue", "--noheader", "--states=all", user, f"--name={self._name}", "--format=%T %r")
             if code == 0:
-                self._see(answer.split())
+                self._see(answer.splitlines())
             elif not self._complained:
                 self._say(f"SLURM does not answer: {answer}; trials that run go on, and it is asked again", "yellow")
             self._complained = code != 0
@@ -98,14 +98,21 @@ class Slurm(Hands):
                 f"its jobs go on, and the same command watches them again; to end them: scancel --name {self._name}", ""
             )
 
-    def _see(self, states: list[str]) -> None:
-        """Act on the states of all jobs of the study."""
+    def _see(self, jobs: list[str]) -> None:
+        """Act on all jobs of the study: a line with state and reason for each."""
+        states = [job.split()[0] for job in jobs]
         alive = sum(state in ALIVE for state in states)
         if not self._submitted:
             if alive < self._wanted:
                 self._submit(self._wanted - alive)
             self._submitted = True
             return
+        held = [job for job in jobs if "held" in job.lower()]  # a job that fails to be launched twice is held too
+        if alive and len(held) == alive and not self._held:
+            reason = held[0].split(maxsplit=1)[1]
+            release = f"scontrol release jobname={self._name}"
+            self._say(f"SLURM holds all jobs of the study ({reason}); to let them start: {release}", "yellow")
+        self._held = 0 < alive == len(held)
         self._missed = 0 if alive else self._missed + 1
         if self._missed >= LOOKS and self._agenda.open():
             if "CANCELLED" in states:

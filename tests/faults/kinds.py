@@ -140,7 +140,7 @@ def _kill_mlflow(scene: Scene) -> None:
 
 
 def _own_slurm(scene: Scene) -> None:
-    nodes = scene.around.enter_context(slurm_nodes.slurm_nodes(scene.folder / "slurm"))
+    nodes = scene.around.enter_context(slurm_nodes.slurm_nodes())
     scene.around.enter_context(nodes.hastening())
     scene.daemons, scene.executor = nodes, "slurm"
     scene.environment["SLURM_CONF"] = str(nodes.configuration)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -33,9 +34,9 @@ HALF_WAY = 300.0
 
 
 @pytest.fixture
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNodes]:
+def nodes() -> Iterator[SlurmNodes]:
     """A SLURM of the test's own, so that a test's daemons and jobs do not affect the next one."""
-    with slurm_nodes.slurm_nodes(tmp_path_factory.mktemp("slurm") / "run") as started:
+    with slurm_nodes.slurm_nodes() as started:
         yield started
 
 
@@ -93,6 +94,24 @@ def test_scancel_interrupts_and_the_same_command_goes_on(
     with pytest.raises(KeyboardInterrupt):
         go(write_study(SHORT), layout, "slurm")
     assert results(go(write_study(SHORT), layout, "slurm")[0], layout) == whole
+
+
+def test_jobs_that_slurm_holds_are_reported_once(
+    write_study: Write, layout: Layout, nodes: SlurmNodes, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def release() -> None:
+        wait_for(nodes.jobs, 60)
+        time.sleep(5)  # several looks
+        nodes.ask("scontrol", "release", *nodes.jobs())
+
+    wanted = slurm.wanted
+    monkeypatch.setattr(slurm, "wanted", lambda configs: {**wanted(configs), "hold": ""})
+    released = threading.Thread(target=release)
+    released.start()
+    result, text = go(write_study(SHORT), layout, "slurm")
+    released.join()
+    assert results(result, layout) == whole
+    assert len(re.findall("SLURM holds all jobs of the study .JobHeldUser.", text)) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
