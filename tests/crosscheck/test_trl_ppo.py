@@ -1,5 +1,5 @@
 """One whole update of PPO by our real code, in TRL's conventions, against TRL's own `train`: losses, gradients and the
-weights they lead to.
+weights they lead to. One small experiment for both sides: networks, prompts, responses of given lengths.
 
 TRL's conventions: one slot after EOS belongs to the episode for rewards, advantages and the critic, and advantages are
 whitened by the unbiased variance. The critic is separate, so policy and critic can be followed one after the other,
@@ -9,36 +9,137 @@ each with its own mask.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from crosscheck.trial import BATCH, CONTEXT, FULL, RAGGED, Case, reward, run_trl, settings
+from helpers import trial_config
 from torch import Tensor
+from transformers import Qwen2ForCausalLM, Qwen2ForSequenceClassification
+from trl.experimental.ppo import ppo_trainer as trl_ppo
+from trl_peer import Witness, critic_of, ppo_trainer, tokenizer
 
 from pipeline.algorithms.mathematics.advantages import gae
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
+from pipeline.config.model import ModelConfig
+from pipeline.config.trial import TrialConfig
 from pipeline.models.anatomy import trunk
+from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.policy import ActorCritic, Episodes, response_mask
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.sampling import Drawn
+from pipeline.models.seeding import permutation, stream
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.part import Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.update import Learner
 
+VOCAB, PAD, EOS, CONTEXT, WIDTH, BATCH = 24, 0, 1, 5, 8, 16
+FULL = (WIDTH,) * BATCH
+RAGGED = (8, 3, 5, 1, 8, 7, 2, 6, 4, 8, 5, 3, 7, 1, 6, 2)
 RELATIVE = 1e-4
 CLOSE = {"rtol": RELATIVE, "atol": 1e-5}
 NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))
+
+
+def settings(**changes: Any) -> TrialConfig:
+    """One update of 2 epochs x 2 mini-batches, with a clip range that bites, at a constant learning rate."""
+    plain: dict[str, Any] = {
+        "train__steps": 4, "train__batch_size": BATCH, "train__num_mini_batches": 2, "train__num_epochs": 2,
+        "train__response_length": WIDTH, "train__missing_eos": "none", "optimiser__lr": 3e-3,
+        "optimiser__lr_schedule": "constant", "optimiser__max_grad_norm": 1e9, "optimiser__clip_norms": "together",
+        "critic__kind": "separate", "critic__cliprange": 0.01, "critic__vf_coef": 0.3, "kl__beta": 0.1,
+        "algorithm__clip__epsilon": 0.02, "algorithm__gae_lambda": 0.8, "algorithm__gamma": 0.9,
+    }  # fmt: skip
+    return trial_config(**(plain | changes))
+
+
+def reward(ids: Tensor) -> Tensor:
+    """Score every prefix: the mean of an arbitrary number for each token."""
+    return ((ids * 7) % 5 - 2).float().cumsum(1) / torch.arange(1, ids.shape[1] + 1)
+
+
+def network(seed: int) -> Qwen2ForCausalLM:
+    sizes = ModelConfig(hidden_size=32, heads=4, intermediate_size=64)
+    return scratch_model(sizes, VOCAB, PAD, EOS, CONTEXT + WIDTH, seed)
+
+
+@dataclass
+class Case:
+    """Inputs and results of TRL."""
+
+    cfg: TrialConfig
+    policy: Qwen2ForCausalLM
+    reference: Qwen2ForCausalLM
+    critic: Qwen2ForSequenceClassification
+    episodes: Episodes
+    seen: Witness
+    trained: dict[str, Tensor]
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, T) valid response tokens."""
+        return self.episodes.response_mask
+
+    @property
+    def one_more(self) -> Tensor:
+        """(B, T) valid response tokens and the slot after each response, where there is one."""
+        return response_mask(self.episodes.lengths + 1, self.mask.shape[1])
+
+
+def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None) -> Case:
+    """TRL's own `train` on responses of these lengths; a response shorter than `WIDTH` ends by EOS.
+
+    The prompts reach TRL in the order of our permutations, so that mini-batch k of epoch e is the same on both sides.
+    """
+    cfg = cfg or settings()
+    policy, reference = network(0), network(1)
+    critic = critic_of(network(2))
+    torch.nn.init.normal_(critic.score.weight, std=0.3, generator=stream("score"))
+    untouched = deepcopy(policy), deepcopy(reference), deepcopy(critic)
+    rollouts: list[Episodes] = []
+
+    def generation(model: Qwen2ForCausalLM, queries: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        rollouts.append(made := made_episodes(queries, torch.tensor(lengths)))
+        valid = torch.cat([made.query_mask, made.response_mask], dim=1)
+        padded = made.query_responses.masked_fill(~valid, PAD)
+        with torch.no_grad():
+            logits = trl_ppo.forward(model, padded, PAD).logits[:, CONTEXT - 1 : -1]
+        return padded, logits / cfg.train.temperature
+
+    # Twice what is used: on the last batch of a pass over the prompts, accelerate steps after every micro-batch.
+    queries = torch.randint(2, VOCAB, (2 * BATCH, CONTEXT), generator=stream("queries"))
+    words = tokenizer(VOCAB, eos_id=EOS, pad_id=PAD)
+    trainer = ppo_trainer(cfg, policy, reference, critic, reward, queries, words, folder, stop_token="eos")
+    seen = Witness(trainer)
+    epochs = iter(range(cfg.train.num_epochs))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trl_ppo, "batch_generation", generation)
+        patch.setattr(
+            np.random, "permutation", lambda n: permutation(n, cfg.train.seed, "epoch", 0, next(epochs)).numpy()
+        )
+        trainer.train()
+    trained = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+    return Case(cfg, *untouched, rollouts[0], seen, trained)
+
+
+def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:
+    """Random responses; EOS stands at the end of every one that is shorter than `WIDTH`, and nowhere else, and PAD
+    nowhere."""
+    responses = torch.randint(2, VOCAB, (len(lengths), WIDTH), generator=stream("responses"))
+    mask, ended = response_mask(lengths, WIDTH), lengths < WIDTH
+    responses[ended, lengths[ended] - 1] = EOS
+    return Episodes(torch.cat([queries, responses], dim=1), torch.ones_like(queries, dtype=torch.bool), mask, ended)
 
 
 @pytest.fixture(scope="module", params=["full", "ragged"])
@@ -59,10 +160,6 @@ def actor_of(case: Case) -> ActorCritic:
 def scores_of(case: Case) -> Tensor:
     last = CONTEXT + case.episodes.lengths - 1
     return reward(case.episodes.query_responses).gather(1, last.unsqueeze(1)).squeeze(1)
-
-
-def estimated(case: Case, rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    return gae(rewards, values, mask, case.cfg.algorithm.gamma, case.cfg.algorithm.gae_lambda)
 
 
 def context_of(case: Case, actor: ActorCritic) -> RolloutContext:
@@ -86,7 +183,8 @@ def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
     non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl.beta)
     scores = scores_of(case)
     rewards = token_rewards(scores, non_score, case.one_more)
-    advantages, returns = estimated(case, rewards, measured.values, case.one_more)
+    gamma, lam = cfg.algorithm.gamma, cfg.algorithm.gae_lambda
+    advantages, returns = gae(rewards, measured.values, case.one_more, gamma, lam)
     whitened = masked_whiten(advantages, mask) * math.sqrt((n - 1) / n)
     return Rollout(case.episodes, measured, whitened, returns, cfg.kl.beta, Scores(scores, scores, [], []), {})
 

@@ -23,9 +23,9 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import argparse
 import json
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import transformers
@@ -55,23 +55,18 @@ TEXT, PAD, EOS = 29, 30, 31
 """Numbers of tokens."""
 
 
-class Case(NamedTuple):
-    """Settings of TRL."""
-
-    method: str
-    settings: dict[str, Any]
-    losses: bool
-    """True where losses are compared, beside advantages."""
+Case = tuple[str, dict[str, Any]]
+"""Method and settings of TRL; losses are compared, beside advantages, but for the cases of pairs."""
 
 
-def rloo(responses: int = EACH, losses: bool = True, method: str = "rloo", **own: Any) -> Case:
+def rloo(responses: int = EACH, method: str = "rloo", **own: Any) -> Case:
     """Settings of RLOO, with so many responses to one prompt."""
     fixed = {
         "num_generations": responses, "max_completion_length": LONGEST,
         "per_device_train_batch_size": len(MINI_BATCHES[0]), "gradient_accumulation_steps": 1,
         "generation_batch_size": RESPONSES, "num_iterations": 2,
     }  # fmt: skip
-    return Case(method, {**fixed, "beta": 0.3, **own}, losses)
+    return method, {**fixed, "beta": 0.3, **own}
 
 
 def grpo(**own: Any) -> Case:
@@ -95,11 +90,11 @@ CASES = {
     "cispo": grpo(loss_type="cispo", epsilon_high=2.0),
     "dapo": grpo(loss_type="dapo", epsilon_high=0.28),
     "dapo_own_tokens": grpo(epsilon_high=0.28, **TOKENS),
-    "pairs": grpo(responses=2, losses=False),
+    "pairs": grpo(responses=2),
     "rloo": rloo(),
     "rloo_no_kl": rloo(beta=0.0),
     "rloo_high": rloo(epsilon_high=3.0),
-    "rloo_pairs": rloo(responses=2, losses=False),
+    "rloo_pairs": rloo(responses=2),
 }
 
 
@@ -117,38 +112,28 @@ A2PO = {
 }
 
 
-@dataclass(frozen=True)
-class Tables:
-    """Numbers in the place of generation and the network; by row of the rollout."""
+def drawn() -> SimpleNamespace:
+    """Numbers in the place of generation and the network, by row of the rollout, from a seed.
 
-    old: Tensor
-    """(B, T) float64, nats; of the policy that sampled. Arbitrary behind the end of a response, as the next three."""
-    new: Tensor
-    ref: Tensor
-    entropies: Tensor
-    scores: Tensor
-    """(B,) float32."""
-    reference_scores: Tensor
-    """(B, N) float32, of the reference's samples for the prompt of each row."""
+    `old`, `new`, `ref`: log-probs (B, T) float64 of the policy that sampled, the new one and the reference, nats, as
+    the entropies; arbitrary behind the end of a response. `scores` (B,) and `reference_scores` (B, N) float32, of N
+    samples of the reference for the prompt. The responses to the second prompt have equal scores.
+    """
+    numbers = torch.Generator().manual_seed(0)
 
-    @classmethod
-    def drawn(cls) -> Tables:
-        """Draw from a seed. The responses to the second prompt have equal scores."""
-        numbers = torch.Generator().manual_seed(0)
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=numbers, dtype=torch.float64)
 
-        def normal(*shape: int) -> Tensor:
-            return torch.randn(*shape, generator=numbers, dtype=torch.float64)
-
-        grid = (RESPONSES, WIDTH)
-        old = -1 - normal(*grid).abs()
-        spreads = torch.tensor(SPREADS, dtype=torch.float64).repeat(RESPONSES // len(SPREADS)).unsqueeze(1)
-        scores = normal(RESPONSES).float()
-        scores[EACH : 2 * EACH] = 0.75
-        new, ref, entropies = old + spreads * normal(*grid), old + 0.2 * normal(*grid), normal(*grid).abs()
-        of_reference = normal(RESPONSES, SAMPLES).float()
-        of_reference[INCORRECT] = 0.0
-        of_reference[CANCELLING] = torch.tensor([0.5, -0.5, 2.0, -1.0, -1.0, 0.0, 0.25, -0.25])
-        return cls(old, new, ref, entropies, scores, of_reference)
+    grid = (RESPONSES, WIDTH)
+    old = -1 - normal(*grid).abs()
+    spreads = torch.tensor(SPREADS, dtype=torch.float64).repeat(RESPONSES // len(SPREADS)).unsqueeze(1)
+    scores = normal(RESPONSES).float()
+    scores[EACH : 2 * EACH] = 0.75
+    new, ref, entropies = old + spreads * normal(*grid), old + 0.2 * normal(*grid), normal(*grid).abs()
+    of_reference = normal(RESPONSES, SAMPLES).float()
+    of_reference[INCORRECT] = 0.0
+    of_reference[CANCELLING] = torch.tensor([0.5, -0.5, 2.0, -1.0, -1.0, 0.0, 0.25, -0.25])
+    return SimpleNamespace(old=old, new=new, ref=ref, entropies=entropies, scores=scores, reference_scores=of_reference)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -166,9 +151,10 @@ def plain(folder: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
+def trainer_of(case: Case, tables: SimpleNamespace, new: Tensor, folder: Path) -> Any:
     """TRL's trainer; its network returns `new` (B, T) in the loss, and the tables elsewhere."""
-    config, trainer_class = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[case.method]
+    method, settings = case
+    config, trainer_class = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[method]
 
     def score(prompts: list[str], **_: Any) -> list[float]:
         return [float(tables.scores[int(prompt)]) for prompt in prompts]
@@ -176,7 +162,7 @@ def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
     trainer = trainer_class(
         model=Qwen2ForCausalLM.from_pretrained(folder),
         reward_funcs=score,
-        args=config(**plain(folder), **case.settings),
+        args=config(**plain(folder), **settings),
         train_dataset=Dataset.from_dict({"prompt": [str(row) for row in range(RESPONSES)]}),
         processing_class=tokenizer(),
     )
@@ -184,7 +170,7 @@ def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
     def generate(prompts: list[str]) -> tuple[Any, ...]:
         rows = [int(prompt) for prompt in prompts]
         prompt_ids, responses = [[row] for row in rows], [[TEXT] * LENGTHS[row] for row in rows]
-        if case.method == "rloo":
+        if method == "rloo":
             return prompt_ids, responses, [""] * len(rows)
         return prompt_ids, responses, None, [""] * len(rows), None, {}, None, []
 
@@ -200,13 +186,13 @@ def trainer_of(case: Case, tables: Tables, new: Tensor, folder: Path) -> Any:
     return trainer
 
 
-def computed(case: Case, tables: Tables, folder: Path) -> dict[str, Tensor]:
+def computed(name: str, tables: SimpleNamespace, folder: Path) -> dict[str, Tensor]:
     """TRL's advantages (B,); of each mini-batch its loss and the share of ratios clipped; the gradient (B, T)."""
     new = tables.new.clone().requires_grad_()
-    trainer = trainer_of(case, tables, new, folder)
+    trainer = trainer_of(CASES[name], tables, new, folder)
     rollout = trainer._generate_and_score_completions([{"prompt": str(row)} for row in range(RESPONSES)])
     found = {"advantages": rollout["advantages"]}
-    if not case.losses:
+    if "pairs" in name:
         return found
     losses = []
     for mini_batch in MINI_BATCHES:
@@ -216,12 +202,14 @@ def computed(case: Case, tables: Tables, folder: Path) -> dict[str, Tensor]:
         loss.backward()
         losses.append(loss.detach())
     metrics = trainer._metrics["train"]
-    name = "cispo_clip_ratio" if "cispo_clip_ratio" in metrics else "clip_ratio/region_mean"
-    clipped = torch.tensor(metrics[name], dtype=torch.float64)
+    clip = "cispo_clip_ratio" if "cispo_clip_ratio" in metrics else "clip_ratio/region_mean"
+    clipped = torch.tensor(metrics[clip], dtype=torch.float64)
     return {**found, "loss": torch.stack(losses), "gradient": new.grad, "clipped": clipped}
 
 
-def a2po_trainer_of(settings: dict[str, Any], tables: Tables, new: Tensor, folder: Path, texts: list[str]) -> Any:
+def a2po_trainer_of(
+    settings: dict[str, Any], tables: SimpleNamespace, new: Tensor, folder: Path, texts: list[str]
+) -> Any:
     """TRL's trainer of A*-PO on prompts of given texts; its policy's log-probs are `new` (B, T)."""
 
     def score(prompts: list[str], completions: list[str], row: list[int], **_: Any) -> list[float]:
@@ -256,7 +244,7 @@ def a2po_trainer_of(settings: dict[str, Any], tables: Tables, new: Tensor, folde
     return trainer
 
 
-def regressed(name: str, tables: Tables, folder: Path) -> dict[str, Tensor]:
+def regressed(name: str, tables: SimpleNamespace, folder: Path) -> dict[str, Tensor]:
     """TRL's V* (B,) and the prompts that it keeps; the loss of each mini-batch and the gradient (B, T)."""
     texts = [str(row) for row in range(RESPONSES)]
     new = tables.new.clone().requires_grad_()
@@ -277,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
-    tables = Tables.drawn()
+    tables = drawn()
     lengths = torch.tensor(LENGTHS)
     overlong = get_soft_overlong_punishment(PUNISHED, CACHE)([[0] * n for n in range(1, PUNISHED + 1)])
     tensors = {
@@ -290,12 +278,10 @@ def main() -> None:
         shape = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
         network = Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)
         Qwen2ForCausalLM(network).save_pretrained(folder)
-        for name, case in CASES.items():
-            found = computed(case, tables, Path(folder))
+        for name in [*CASES, *A2PO]:
+            found = (computed if name in CASES else regressed)(name, tables, Path(folder))
             tensors |= {f"{name}/{key}": value.detach() for key, value in found.items()}
-        for name in A2PO:
-            tensors |= {f"{name}/{key}": value for key, value in regressed(name, tables, Path(folder)).items()}
-    settings = {name: {"trainer": case.method, **case.settings} for name, case in CASES.items()}
+    settings = {name: {"trainer": method, **own} for name, (method, own) in CASES.items()}
     settings |= {name: {"trainer": "a2po", **case} for name, case in A2PO.items()}
     versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     # One entry, since the order of several is not the same in every run.
