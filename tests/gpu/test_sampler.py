@@ -1,5 +1,5 @@
-"""The samplers against a reference implementation and each other, on a CPU in `make test` and on the card in `make
-gpu`."""
+"""The samplers on the card against a reference implementation and each other; tests/pipeline/models tests them on a
+CPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from gpu.hardware import DEVICE, MEDIUM, QWEN, needs_allocator
+from gpu.hardware import DEVICE, MEDIUM, QWEN, choose, needs_allocator
 from torch import Tensor
 
 from pipeline.models.fp32_heads import fp32_logits
@@ -20,12 +20,12 @@ from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.models.seeding import stream, uniforms
 from pipeline.models.static_sampler import choose_sampler
 
+pytestmark = pytest.mark.gpu
 ROWS, TOKENS = 24, 48
 EDGE = 1e-5
 IDS = {"eos_id": 1, "pad_id": 0}
 ALIKE = {"fp32": 0.95, "bf16": 0.6, "fp16": 0.8}
 """Share of responses that must be equal: each of them is drawn by up to 48 numbers, and rounding decides a few."""
-devices = pytest.mark.parametrize("device", ["cpu", pytest.param(DEVICE, marks=pytest.mark.gpu, id="card")])
 
 
 def reference(logits: np.ndarray, noise: np.ndarray, temperature: float) -> np.ndarray:
@@ -36,13 +36,12 @@ def reference(logits: np.ndarray, noise: np.ndarray, temperature: float) -> np.n
     return (cumulative <= noise[:, None] * cumulative[:, -1:]).sum(1)
 
 
-@devices
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("vocab", [700, QWEN["vocab_size"]])
-def test_a_token_is_that_of_the_inverse_transform_in_float64(device: str, vocab: int, temperature: float) -> None:
+def test_a_token_is_that_of_the_inverse_transform_in_float64(vocab: int, temperature: float) -> None:
     logits = torch.randn(ROWS, vocab, generator=stream("gpu sampler", vocab)) * 3
     noise = uniforms(ROWS, 1, "gpu sampler").squeeze(1)
-    found = inverse_cdf(logits.to(device), noise.to(device), temperature).cpu().numpy()
+    found = inverse_cdf(logits.to(DEVICE), noise.to(DEVICE), temperature).cpu().numpy()
     mass = np.exp(logits.double().numpy() / temperature)
     mass /= mass.sum(1, keepdims=True)
     above, u = mass.cumsum(1)[np.arange(ROWS), found], noise.numpy()
@@ -62,28 +61,24 @@ def small(vocab: int = 1024) -> CausalLM:
     network = Qwen2ForCausalLM(Qwen2Config(**{**sizes, **heads}))
     with torch.no_grad():
         network.get_input_embeddings().weight[1] += network.get_input_embeddings().weight[2:].mean(0) * 3
-    return network.eval()
+    return network.eval().to(DEVICE)
 
 
 def prompts(rows: int = ROWS) -> tuple[Tensor, Tensor]:
     ids = torch.randint(2, 1024, (rows, 6), generator=stream("gpu prompts"))
-    return ids, torch.arange(6) >= torch.arange(rows)[:, None] % 5
+    return ids.to(DEVICE), (torch.arange(6) >= torch.arange(rows)[:, None] % 5).to(DEVICE)
 
 
-@devices
-def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
-    device: str, record_property: pytest.RecordProperty
-) -> None:
-    network, (ids, mask), noise = small().to(device), prompts(), uniforms(ROWS, 12, "gpu responses")
-    room = Room("rows", 10)
-    made = EagerSampler(network, 1.0, room, **IDS).sample(ids.to(device), mask.to(device), noise)
+def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(record_property: pytest.RecordProperty) -> None:
+    network, (ids, mask), noise = small(), prompts(), uniforms(ROWS, 12, "gpu responses")
+    made = EagerSampler(network, 1.0, Room("rows", 10), **IDS).sample(ids, mask, noise)
 
     @torch.no_grad()
     def one_by_one(row: int) -> list[int]:
         """Sample without cache, padding or batch, each token by the reference above."""
         tokens = ids[row][mask[row]].tolist()
         for u in noise[row].tolist():
-            logits = network(torch.tensor([tokens], device=device)).logits[:, -1].float().cpu().numpy()
+            logits = network(torch.tensor([tokens], device=DEVICE)).logits[:, -1].float().cpu().numpy()
             tokens.append(int(reference(logits, np.array([u]), 1.0)[0]))
             if tokens[-1] == 1:
                 break
@@ -96,18 +91,18 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(
     assert sum(same) >= ROWS - 1
 
 
-# --- the static sampler --------------------------------------------------------------------------------------------
+# --- the static sampler ---
 
 
-def samplers(device: str, precision: str, vocab: int = 1024) -> tuple[EagerSampler, EagerSampler]:
+def samplers(precision: str, vocab: int = 1024) -> tuple[EagerSampler, EagerSampler]:
     """The eager one, and the one that a trial has on the device where it selects the static sampler."""
-    eager = EagerSampler(fp32_logits(small(vocab)).to(device), 1.0, Room("rows", ROWS), **IDS)
-    return eager, choose_sampler("static", eager, Precision(torch.device(device), precision), pytest.fail)
+    eager = EagerSampler(fp32_logits(small(vocab)), 1.0, Room("rows", ROWS), **IDS)
+    return eager, choose_sampler("static", eager, Precision(torch.device(DEVICE), precision), pytest.fail)
 
 
-def sampled(sampler: EagerSampler, device: str) -> Episodes:
+def sampled(sampler: EagerSampler) -> Episodes:
     """Two responses to each prompt."""
-    ids, mask = (one.repeat_interleave(2, 0).to(device) for one in prompts(ROWS // 2))
+    ids, mask = (one.repeat_interleave(2, 0) for one in prompts(ROWS // 2))
     return sampler.sample(ids, mask, uniforms(ROWS, TOKENS, "gpu static"))
 
 
@@ -116,22 +111,18 @@ def alike(one: Episodes, other: Episodes) -> float:
     return float((one.query_responses == other.query_responses).all(1).float().mean())
 
 
-@devices
 @pytest.mark.parametrize("vocab", [1024, 8192])  # of a large one a block is drawn first
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("precision", ALIKE)
 def test_compiled_steps_draw_what_the_eager_sampler_draws(
-    device: str, precision: str, vocab: int, record_property: pytest.RecordProperty
+    precision: str, vocab: int, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
-    if device == "cpu" and precision != "fp32":
-        pytest.skip("half precision is tested on a card")
-    if precision == "bf16" and torch.cuda.get_device_capability(0) < (8, 0):
-        pytest.skip("bf16 needs compute capability 8.0")
+    choose(monkeypatch, precision)
     made, ms = [], []
-    for sampler in samplers(device, precision, vocab):
-        with Precision(torch.device(device), precision).autocast():
-            sampled(sampler, device)  # the first call compiles
+    for sampler in samplers(precision, vocab):
+        with Precision(torch.device(DEVICE), precision).autocast():
+            sampled(sampler)  # the first call compiles
             began = time.perf_counter()
-            made.append(sampled(sampler, device))
+            made.append(sampled(sampler))
             longest = int(made[-1].lengths.max())  # waits for the device
         ms.append(f"{(time.perf_counter() - began) / longest * 1000:.2f}")
     record_property("responses alike", f"{alike(*made):.0%} of {ROWS}")
@@ -139,20 +130,19 @@ def test_compiled_steps_draw_what_the_eager_sampler_draws(
     assert alike(*made) >= ALIKE[precision]
 
 
-@pytest.mark.gpu
 def test_weights_that_have_changed_are_sampled_without_another_compilation_and_nothing_is_held() -> None:
     from torch._dynamo.utils import counters
 
     needs_allocator()
-    eager, static = samplers(DEVICE, "fp32")
-    before = sampled(static, DEVICE)
+    eager, static = samplers("fp32")
+    before = sampled(static)
     graphs = counters["stats"]["unique_graphs"]
     with torch.no_grad():
         for parameter in eager.lm.parameters():
             parameter.mul_(1.3)
-    held, found = torch.cuda.memory_allocated(), sampled(static, DEVICE)
+    held, found = torch.cuda.memory_allocated(), sampled(static)
     kept = sum(tensor.nbytes for tensor in vars(found).values())
     assert torch.cuda.memory_allocated() - held - kept < 2**20
-    assert alike(found, sampled(eager, DEVICE)) >= ALIKE["fp32"]
+    assert alike(found, sampled(eager)) >= ALIKE["fp32"]
     assert not torch.equal(found.query_responses, before.query_responses)
     assert counters["stats"]["unique_graphs"] == graphs > 0
