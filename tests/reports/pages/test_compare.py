@@ -43,13 +43,11 @@ def test_every_arm_of_every_study_has_a_row(demo: Built, studies: list[Compared]
 
 def test_page_and_terminal_have_every_arm_and_every_warning(studies: list[Compared], tmp_path: Path) -> None:
     page, said = compare_studies(studies, tmp_path)
-    lead, *warnings = said.split("\n\n")[0].splitlines()
-    assert ["references" in warning for warning in warnings] == [True]
-    html = page.read_text("utf-8")
-    assert all(text.removeprefix("Warning: ") in html for text in (lead, *warnings))
-    head, *rows = said.split("\n\n")[1].splitlines()
+    (warning,) = said.split("\n\n")[0].splitlines()[1:]
+    assert "references" in warning
+    assert warning.removeprefix("Warning: ") in page.read_text("utf-8")
+    _, *rows = said.split("\n\n")[1].splitlines()
     assert [row.split()[:2] for row in rows] == [[s.label, r.arm] for s in studies for r in s.findings.arms]
-    assert ("win rate" in head, "perplexity" in head) == (True, False)
     assert "Warning" not in compare_studies(studies[:1], tmp_path)[1]
 
 

@@ -15,14 +15,13 @@ from synthetic import WHOLE, build
 from reports.findings.findings import Findings
 from reports.findings.matched_kl import Left, MatchedKL
 from reports.findings.recommendation import Recommendation
-from reports.records.load import SearchResult, StudyRecords
+from reports.records.load import StudyRecords
 from reports.statistics.coverage import coverage_with
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
 from reports.text.phrases import at_equal_drift, left_out, not_compared
 from reports.text.say import say
 from reports.text.words import percent, signed
-from studies.definition.search import Tried
 
 ARMS = ("beta_0", "beta_0.05", "beta_0.2")
 SMALL: dict[str, Any] = {**WHOLE, "steps": 64, "prompts": 24, "arms": {arm: synthetic.BETAS[arm] for arm in ARMS}}
@@ -81,35 +80,6 @@ def test_every_arm_stands_once_under_its_own_verdict_with_its_numbers(
             assert sentence.count(sample) == 1
 
 
-def test_small_differences_many_arms_and_searches(records: StudyRecords, findings: Findings) -> None:
-    assert " within 0.050." in answer(records, changed(findings, outcome="equivalent", smallest=0.05)).sentence
-    small = changed(findings, outcome="worse", smallest=0.07, p_equivalence=0.01)
-    assert "below 0.070" in answer(records, small).sentence
-    assert "0.070" not in answer(records, changed(small, p_equivalence=0.1)).sentence
-    one = findings.effects_on(WIN)[0]
-    effects = tuple(
-        replace(one, arm=f"arm-{n}", estimate=Estimate(-n / 100, -n / 100 - 0.01, -0.001, 3, 200, "student"))
-        for n in range(1, 8)
-    )
-    arms = (*findings.arms, *(replace(findings.arm(one.arm), arm=effect.arm) for effect in effects))
-    sentence = answer(records, replace(findings, effects=effects, arms=arms, power=())).sentence
-    assert lacking(sentence, "7 arms", "−0.070 [−0.080, −0.001] (arm-7)", "−0.010 [−0.020, −0.001] (arm-1)") == []
-    assert "arm-4" not in sentence
-    trials = tuple(Tried(n, f"search-00{n}", {"kl.beta": 0.03125678}, "complete", {}, True, 64) for n in range(4))
-    for confirmed, words in (({}, ["4 configurations", "none"]), ({"c": 2}, ["4 conf", "c (kl.beta 0.03126)"])):
-        found = replace(findings, search=SearchResult(trials, (2,), confirmed))
-        assert lacking(answer(records, found).sentence, *words) == []
-
-
-def test_a_baseline_without_a_name_is_named_by_its_values(tmp_path: Path) -> None:
-    arms = {"baseline": {}, "beta=0.2": {"kl.beta": 0.2, "algorithm.gae_lambda": 1.0}}
-    extra = "vary: [labels, reward, sft]\n"
-    found = answered(tmp_path / "a", seeds=(0, 1), arms=arms, baseline="baseline", extra=extra)
-    assert "(beta 0.05, gae_lambda 0.95)" in found.sentence
-    alone = answered(tmp_path / "b", seeds=(0, 1))
-    assert [any("All trials share" in line for line in one.caveats) for one in (found, alone)] == [False, True]
-
-
 def caveats(records: StudyRecords, findings: Findings, word: str) -> list[str]:
     return [text for text in answer(records, findings).caveats if word in text]
 
@@ -148,12 +118,22 @@ def test_undecided_comes_with_the_difference_that_could_have_been_missed(
     assert lacking(found(detectable=0.3), f"0.300 ({worst.arm})", f"{worst.seeds_needed} seeds") == []
     assert "seeds." not in found(seeds_needed=None)
     assert caveats(records, changed(findings, outcome="better"), "80 % power") == []
-    # An interval without 0 is no verdict where the corrected p is too large, and the page states it.
+
+
+def test_many_arms_are_counted_and_an_interval_without_0_is_no_verdict_alone(
+    records: StudyRecords, findings: Findings
+) -> None:
     first, *others = findings.effects
+    effects = tuple(
+        replace(first, arm=f"arm-{n}", estimate=Estimate(-n / 100, -n / 100 - 0.01, -0.001, 3, 200, "student"))
+        for n in range(1, 8)
+    )
+    arms = (*findings.arms, *(replace(findings.arm(first.arm), arm=effect.arm) for effect in effects))
+    sentence = answer(records, replace(findings, effects=effects, arms=arms, power=())).sentence
+    assert lacking(sentence, "7 arms", "−0.070 [−0.080, −0.001] (arm-7)", "−0.010 [−0.020, −0.001] (arm-1)") == []
     apart = replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
     odd = replace(first, estimate=apart, p_holm=0.0712, outcome="undecided", p_equivalence=None)
-    quiet = (replace(odd, outcome="worse"), replace(odd, estimate=replace(apart, high=0.1)))
-    for effect, warned in ((odd, 1), *((one, 0) for one in quiet)):
+    for effect, warned in ((odd, 1), (replace(odd, outcome="worse"), 0)):
         assert len(caveats(records, replace(findings, effects=(effect, *others)), "(p 0.071)")) == warned
 
 
@@ -207,9 +187,7 @@ def test_the_best_setting_comes_with_interval_lead_cost_and_risk() -> None:
     assert "0.0234 judge points, below the 0.200 " in best("eval/gold", smallest=0.2)
     for without in ({"lead": 0.06}, {"lead": None}, {"lead": -0.01}, {"smallest": None}):
         assert "best by" not in best(**without)
-    tied = best(rivals=("a", "b"))
-    assert tied.startswith("No best setting can be named: best ")
-    assert "nats per token" not in tied
+    assert "nats per token" not in best(rivals=("a", "b"))
 
 
 DIFFERENCE = Estimate(-0.08, -0.27, 0.12, 5, 512, "hierarchical")
@@ -225,11 +203,9 @@ def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
     words = ("−0.08 [−0.27, +0.12] at 6.10 nats", "between beta_0.05 and beta_0.01", "5 seeds", "not distinguish")
     assert lacking(at_equal_drift([ROW]), *words) == []
     up, down = replace(ROW, outcome="better", difference=replace(DIFFERENCE, value=0.2)), replace(ROW, outcome="worse")
-    sentence = at_equal_drift([replace(up, arm="a"), replace(down, arm="b"), ROW, replace(up, metric="eval/proxy")])
+    sentence = at_equal_drift([replace(up, arm="a"), replace(down, arm="b"), ROW])
     places = [sentence.index(word) for word in ("a (", "above", "b (", "below", "curriculum (", "not distinguishable")]
     assert places == sorted(places)
-    many = [replace(up, arm=f"arm-{n}", difference=replace(DIFFERENCE, value=n / 10)) for n in range(1, 8)]
-    assert [f"arm-{n} (" in at_equal_drift(many) for n in range(1, 8)] == [True, *[False] * 5, True]
 
 
 @pytest.mark.parametrize("why", ["beyond", "few arms", "far apart", "not evaluated"])
