@@ -11,10 +11,9 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import accumulate, islice, product
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import yaml
 
@@ -24,8 +23,7 @@ SENTIMENTS: Final[dict[str, dict[str, float]]] = WORDS["sentiments"]
 SIGNS: Final = (1, -1)
 
 
-@dataclass(frozen=True)
-class Review:
+class Review(NamedTuple):
     """A generated text with what is known of it."""
 
     text: str
@@ -35,8 +33,7 @@ class Review:
     """Natural log of the probability of the text, the sentiment marginalised; nats, at most 0."""
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(NamedTuple):
     """A clause without its full stop; in clauses on an aspect, `{noun}` and `{be}` stand for the aspect and
     was/were."""
 
@@ -59,6 +56,10 @@ class Distribution(Generic[T]):
         """An item and the natural log of its probability."""
         index = bisect_right(self._upper, rng.random())
         return self.items[index], self._logs[index]
+
+    def log(self, item: T) -> float:
+        """The natural log of an item's probability."""
+        return self._logs[self.items.index(item)]
 
 
 def _join(*words: str) -> str:
@@ -134,10 +135,6 @@ PLANS: Final[dict[str, Distribution[tuple[str, ...]]]] = {
     for sentiment in SENTIMENTS
 }
 _SENTIMENT: Final = Distribution((name, numbers["probability"]) for name, numbers in SENTIMENTS.items())
-_LOG_PLAN: Final = {
-    sentiment: {plan: math.log(p) for plan, p in zip(table.items, table.probabilities, strict=True)}
-    for sentiment, table in PLANS.items()
-}
 
 
 def fill(pattern: Pattern, aspect: tuple[str, str]) -> str:
@@ -161,8 +158,7 @@ class _Draft:
         self.score = 0.0
         self.logprob = 0.0
         """Of the choices that do not depend on the sentiment."""
-        self.favourable = 0
-        self.unfavourable = 0
+        self.signs: list[int] = []
         self._unused = list(ASPECTS)
 
     def add(self, kind: str) -> None:
@@ -197,11 +193,8 @@ class _Draft:
         return pattern
 
     def _sign(self) -> int:
-        if self.rng.random() < SENTIMENTS[self.sentiment]["favourable"]:
-            self.favourable += 1
-            return 1
-        self.unfavourable += 1
-        return -1
+        self.signs.append(1 if self.rng.random() < SENTIMENTS[self.sentiment]["favourable"] else -1)
+        return self.signs[-1]
 
     def _aspect(self) -> tuple[str, str]:
         self.logprob -= math.log(len(self._unused))
@@ -215,17 +208,17 @@ def _review(rng: random.Random, insults: float) -> Review:
     for kind in plan:
         draft.add(kind)
     draft.end(insults)
-    given = [_log_sentiment(latent, plan, draft.favourable, draft.unfavourable) for latent in SENTIMENTS]
+    given = [_log_sentiment(latent, plan, draft.signs) for latent in SENTIMENTS]
     largest = max(given)
     marginal = largest + math.log(math.fsum(math.exp(logprob - largest) for logprob in given))
     return Review(" ".join(draft.clauses), draft.score, draft.logprob + marginal)
 
 
-def _log_sentiment(sentiment: str, plan: tuple[str, ...], favourable: int, unfavourable: int) -> float:
+def _log_sentiment(sentiment: str, plan: tuple[str, ...], signs: list[int]) -> float:
     """log p(sentiment, plan, signs of the judging clauses)."""
-    p = SENTIMENTS[sentiment]["favourable"]
-    signs = favourable * math.log(p) + unfavourable * math.log1p(-p)
-    return math.log(SENTIMENTS[sentiment]["probability"]) + _LOG_PLAN[sentiment][plan] + signs
+    p, plans = SENTIMENTS[sentiment]["favourable"], PLANS[sentiment]
+    drawn = signs.count(1) * math.log(p) + signs.count(-1) * math.log1p(-p)
+    return math.log(SENTIMENTS[sentiment]["probability"]) + plans.log(plan) + drawn
 
 
 def _distinct(seed: int, insults: float) -> Iterator[Review]:

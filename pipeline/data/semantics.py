@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pipeline.data import reviews as grammar
 from pipeline.data.reviews import WORDS, Distribution, Pattern
@@ -22,8 +21,7 @@ from pipeline.data.reviews import WORDS, Distribution, Pattern
 FAULT_COST: Final[float] = WORDS["fault_cost"]
 
 
-@dataclass(frozen=True, slots=True)
-class Clause:
+class Clause(NamedTuple):
     """One clause as the judge parsed it."""
 
     topics: tuple[str, ...]
@@ -33,8 +31,7 @@ class Clause:
     faults: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReviewJudgement:
+class ReviewJudgement(NamedTuple):
     """The verdict on a completion; `clauses` are those that count, in order."""
 
     score: float

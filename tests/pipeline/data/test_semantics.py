@@ -27,9 +27,6 @@ def score(text: str) -> float:
     return judge("", text).score
 
 
-# ---- exactness
-
-
 def test_exact_and_faultless_on_generated_reviews() -> None:
     for one in reviews():
         judgement = judge("", one.text)
@@ -48,30 +45,65 @@ def test_every_split_adds_up() -> None:
                 assert judgement.faults == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The acting was really superb.", 1.5 * 1.5),
-        ("The acting was not good.", -0.5),
-        ("The acting was not very good.", -0.75),
-        ("The songs were never dull.", 0.5),
-        ("I did not find the plot clumsy.", 0.5),
-        ("The plot was dull, but the music was wonderful.", -0.5 + 1.5),
-        ("The plot was not bad, but the jokes were absolutely terrible.", 0.25 - 3.0),
-        ("I absolutely hated it.", -3.0),
-        ("I did not really like it.", -0.75),
-        ("I did not hate it.", 0.75),
-        ("I would recommend it to anyone.", 1.0),
-        ("I would absolutely recommend this film to families.", 2.0),
-        ("I would not recommend it to friends.", -0.5),
-        ("You must see this film.", 1.5),
-        ("It runs for about two hours.", 0.0),
-        ("I saw it at home. The cast was not bad. I loved it. You should see it.", 0.5 + 1.5 + 1.0),
-    ],
+EIGHT = " ".join(["sleep", "furiously"] * 4)
+BEFORE = (
+    "I saw it at home. It runs for about two hours. It follows a famous doctor in Rome. It is based on a French novel."
+    " The acting was good. I enjoyed it. You should see it."
 )
-def test_scores_worked_out_by_hand(text: str, expected: float) -> None:
-    judgement = judge("", text)
-    assert (judgement.score, judgement.faults) == (expected, 0)
+SOUND = [
+    ("The acting was really superb.", 1.5 * 1.5),
+    ("The acting was not very good.", -0.75),
+    ("The songs were never dull.", 0.5),
+    ("I did not find the plot clumsy.", 0.5),
+    ("The plot was not bad, but the jokes were absolutely terrible.", 0.25 - 3.0),
+    ("I did not really like it.", -0.75),
+    ("I would absolutely recommend this film to families.", 2.0),
+    ("I would not recommend it to friends.", -0.5),
+    ("You must see this film.", 1.5),
+    ("I saw it at home. The cast was not bad. I loved it. You should see it.", 0.5 + 1.5 + 1.0),
+    ("  The acting\n was   good .\tI liked it.", 2.0),
+    ("The" + " " * 500 + "acting was good.", 1.0),
+]
+FAULTY = [
+    ("colourless green ideas sleep furiously.", 1),
+    ("The acting were good.", 1),
+    ("The acting was Good.", 1),
+    ("The acting was absolutely good.", 1),
+    ("The plot was dull but the music was wonderful.", 2),
+    ("The plot was dull, but The music was wonderful.", 2),
+    ("The plot was dull, but the music was good, but the cast was good.", 2),
+    ("The acting was good", 1),
+    ("The plot was dull, but the plot was good.", 1),
+    (".", 1),
+    (f"{EIGHT}.", 1),
+    (f"{EIGHT} ideas.", 2),
+    ("loved" * 32, 2),
+]
+AFTER_A_PROMPT = [
+    ("The acting was superb. The plot was", " weak.", -1.0, 0),  # the clause left open counts in full
+    ("The acting was superb. The plot was weak", ".", -1.0, 0),
+    ("The acting was superb. The plot was weak.", " I liked it.", 1.0, 0),  # finished ones do not count
+    ("colourless green ideas.", "\n\t", 0.0, 0),
+    ("I liked it. The acting was", "", -2.0, 1),
+    ("green ideas sleep. I liked it.", " The cast was good.", 1.0, 0),  # faults of the prompt are not counted
+    ("I liked it. The cast was good.", " The cast was bad. I hated it.", -4.0, 2),  # but its topics are remembered
+    ("The plot was good, but the cast was bad.", " I found the cast good.", -2.0, 1),
+    *((BEFORE, f" {again}", -2.0, 1) for again in (
+        "The acting was good.", "I found the acting bad.", "The plot was bad, but the acting was good.",
+        "I really loved this film.", "You must see it.", "It runs for over three hours.", "We saw it with friends.",
+    )),
+]  # fmt: skip
+CASES = [
+    *(("", text, points, 0) for text, points in SOUND),
+    *(("", text, -2.0 * faults, faults) for text, faults in FAULTY),
+    *AFTER_A_PROMPT,
+]
+
+
+@pytest.mark.parametrize(("prompt", "completion", "points", "faults"), CASES)
+def test_scores_and_faults_worked_out_by_hand(prompt: str, completion: str, points: float, faults: int) -> None:
+    judgement = judge(prompt, completion)
+    assert (judgement.score, judgement.faults) == (points, faults)
 
 
 def test_examples_of_the_readme() -> None:
@@ -81,90 +113,6 @@ def test_examples_of_the_readme() -> None:
     assert len(rows) == 9
     for prompt, completion, expected in rows:
         assert judge(prompt, completion).score == float(expected), (prompt, completion)
-
-
-# ---- what counts
-
-
-def test_the_clause_left_open_counts_in_full_and_finished_ones_do_not() -> None:
-    assert judge("The acting was superb. The plot was", " weak.").score == -1.0
-    assert judge("The acting was superb. The plot was weak", ".").score == -1.0
-    assert judge("The acting was superb. The plot was weak.", " I liked it.").score == 1.0
-    counted = judge("I saw it at home. The", " plot was weak. I liked it.").clauses
-    assert [clause.topics for clause in counted] == [("plot",), ("verdict",)]
-
-
-def test_saying_nothing_scores_nothing_after_a_finished_clause() -> None:
-    for prompt in ("", "The acting was superb.", "colourless green ideas."):
-        judgement = judge(prompt, "\n\t")
-        assert (judgement.score, judgement.faults, judgement.clauses) == (0.0, 0, ())
-    assert judge("I liked it. The acting was", "").score == -2.0
-
-
-def test_faults_in_the_prompt_are_not_counted_but_what_it_said_is_remembered() -> None:
-    assert judge("green ideas sleep. I liked it.", " The cast was good.").score == 1.0
-    assert judge("I liked it. The cast was good.", " The cast was bad. I hated it.").faults == 2
-    assert judge("The plot was good, but the cast was bad.", " I found the cast good.").faults == 1
-
-
-# ---- faults
-
-
-@pytest.mark.parametrize(
-    ("text", "faults"),
-    [
-        ("colourless green ideas sleep furiously.", 1),
-        ("The acting were good.", 1),
-        ("The acting was absolutely good.", 1),
-        ("The plot was dull but the music was wonderful.", 2),
-        ("The plot was dull, but The music was wonderful.", 2),
-        ("The plot was dull, but the music was good, but the cast was good.", 2),
-        ("The acting was good", 1),
-        ("The acting was really really good.", 1),
-        ("The plot was dull, but the plot was good.", 1),
-        (".", 1),
-        (" ".join(["sleep", "furiously"] * 4) + ".", 1),
-        (" ".join(["sleep", "furiously"] * 4) + " ideas.", 2),
-        (" ".join(["sleep", "furiously"] * 15), 4),
-        ("loved" * 32, 2),
-    ],
-)
-def test_faulty_clauses(text: str, faults: int) -> None:
-    judgement = judge("", text)
-    assert (judgement.faults, judgement.score) == (faults, -2.0 * faults)
-
-
-@pytest.mark.parametrize(
-    "again",
-    [
-        "The acting was good.",
-        "I found the acting bad.",
-        "The plot was bad, but the acting was good.",
-        "I really loved this film.",
-        "You must see it.",
-        "It runs for over three hours.",
-        "We saw it with friends.",
-    ],
-)
-def test_saying_it_again_is_a_fault_that_scores_nothing(again: str) -> None:
-    before = (
-        "I saw it at home. It runs for about two hours. It follows a famous doctor in Rome. It is based on a French"
-        " novel. The acting was good. I enjoyed it. You should see it."
-    )
-    alone, both = judge("", before), judge("", f"{before} {again}")
-    assert alone.faults == 0
-    assert both.faults == 1
-    assert both.score == alone.score - 2.0
-    assert judge(before, f" {again}").score == -2.0
-
-
-def test_white_space_is_normalised_and_nothing_else() -> None:
-    assert judge("", "  The acting\n was   good .\tI liked it.").score == 2.0
-    assert judge("", "The" + " " * 500 + "acting was good.").score == 1.0
-    assert judge("", "The acting was Good.").faults == 1
-
-
-# ---- any text
 
 
 def test_long_texts_take_linear_time() -> None:

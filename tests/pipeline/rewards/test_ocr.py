@@ -82,35 +82,36 @@ def test_the_score_is_confidence_times_what_was_read_right() -> None:
     assert says("film", confidence=0.0)[0](completions(["film"])).tolist() == [0.0]
 
 
-def test_the_form_that_is_compared() -> None:
-    assert plain(" a\r\n\tb   c ") == "a b c"
-    assert plain("Ｇｏｏｄ ﬁlm，") == "Good film,"
-    assert plain("a\x07b\u200bc\ud800") == f"a{UNPRINTABLE}b{UNPRINTABLE}c{UNPRINTABLE}"
-    assert plain("e\u0301") == "é"
-    assert plain(" \n\x1f\u3000") == ""
+PLAIN = {
+    " a\r\n\tb   c ": "a b c", "Ｇｏｏｄ ﬁlm，": "Good film,", "e\u0301": "é", " \n\x1f\u3000": "",
+    "a\x07b\u200bc\ud800": f"a{UNPRINTABLE}b{UNPRINTABLE}c{UNPRINTABLE}",
+}  # fmt: skip
+WRITTEN = [
+    ("a good film", 8, 100, Written(("a good", "film"), 0)),
+    ("incomprehensible", 8, 100, Written(("incompre", "hensible"), 0)),
+    ("well-made", 8, 100, Written(("well-mad", "e"), 0)),  # no break after a hyphen, which would add a space
+    ("a good film", 48, 8, Written(("a good f",), 3)),
+    ("a good film", 48, 7, Written(("a good",), 5)),  # no space at the end
+]
 
 
-def test_a_text_is_wrapped_and_cut() -> None:
-    assert written("a good film", 8, 100) == Written(("a good", "film"), 0)
-    assert written("a good film", 8, 100).text == "a good film"
-    assert written("incomprehensible", 8, 100).lines == ("incompre", "hensible")
-    assert written("well-made", 8, 100).lines == ("well-mad", "e"), "no break after a hyphen, which would add a space"
-    assert written("a good film", 48, 8) == Written(("a good f",), 3)
-    assert written("a good film", 48, 7) == Written(("a good",), 5), "no space at the end"
+def test_a_text_is_made_plain_wrapped_and_cut() -> None:
+    assert {text: plain(text) for text in PLAIN} == PLAIN
+    assert [written(*given) for *given, _ in WRITTEN] == [drawn for *_, drawn in WRITTEN]
+    assert WRITTEN[0][3].text == "a good film"
 
 
 def test_texts_that_are_empty_long_or_unprintable_have_a_score() -> None:
     reward, reader = says("film")
     assert reward(completions(["", " \n ", "\x1f"])).tolist() == [0.0, 0.0, 0.0]
     assert reader.seen == [], "nothing is drawn of them"
-    long, _ = says("word " * 96)
-    assert float(long(completions(["word " * 384]))) == pytest.approx(479 / 1919), "three quarters are not drawn"
-    unprintable, _ = says("aXb")
-    assert float(unprintable(completions(["a\x07b"]))) == pytest.approx(2 / 3), "a control character is an error"
-    lines, _ = says("a b")
-    assert lines(completions(["a\nb", "a b", "\na  b "])).tolist() == [1.0, 1.0, 1.0]
-    strange = ["中文 🙂", "\ud800", "x" * 5000, "\u202eabc", "a" * 47 + " 中" * 300]
-    assert all(0.0 <= score <= 1.0 for score in says("x")[0](completions(strange)).tolist())
+    for read, texts, score in (
+        ("word " * 96, ["word " * 384], 479 / 1919),  # three quarters are not drawn
+        ("aXb", ["a\x07b"], 2 / 3),  # a control character is an error
+        ("a b", ["a\nb", "a b", "\na  b "], 1.0),
+        ("!", ["中文 🙂", "\ud800", "x" * 5000, "\u202eabc", "a" * 47 + " 中" * 300], 0.0),
+    ):
+        assert says(read)[0](completions(texts)).tolist() == pytest.approx([score] * len(texts))
 
 
 def test_an_image_depends_on_the_text_and_the_settings_alone() -> None:
