@@ -178,10 +178,7 @@ def test_the_last_sound_clause_that_counts_is_the_ending(prompt: str, completion
 
 
 def test_each_ending_beats_the_next_and_the_last_beats_the_first() -> None:
-    grid = [[circle(a, b) for b in range(3)] for a in range(3)]
-    assert grid == [[0, 1, -1], [-1, 0, 1], [1, -1, 0]]
-    numbers = np.arange(3.0)
-    assert circle(numbers[:, None], numbers[None, :]).tolist() == grid
-    ends = torch.arange(3.0)
-    assert circle(ends[:, None], ends[None, :]).tolist() == grid
+    grid, places = [[0, 1, -1], [-1, 0, 1], [1, -1, 0]], np.arange(3.0)
+    for ends in (places, torch.from_numpy(places)):
+        assert circle(ends[:, None], ends[None, :]).tolist() == grid
     assert np.isnan(circle(np.nan, 1.0))

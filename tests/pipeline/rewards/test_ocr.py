@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -33,10 +34,6 @@ from pipeline.rewards.ocr import (
 from pipeline.rewards.ocr_settings import OcrSettings
 from pipeline.stages.sources import check_sources
 
-INSTALLED = all(find_spec(package) for package in packages.OCR)
-needs_ocr = pytest.mark.skipif(not INSTALLED, reason="rapidocr is not installed (pip install -e '.[ocr]')")
-CPU = torch.device("cpu")
-OCR = {"reward.kind": "ocr"}
 DEGRADED = OcrSettings(blur=1.0, noise=20.0, rotation=2.0)
 REVIEW = "The acting was absolutely superb, and the plot was dull."
 
@@ -45,24 +42,10 @@ def completions(texts: Sequence[str]) -> Completions:
     return tinynets.completions(*(("prompt", text) for text in texts))
 
 
-class Says:
-    """A reader that reads the same of every image, and keeps the images."""
-
-    def __init__(self, text: str, confidence: float = 1.0) -> None:
-        self.text, self.confidence, self.seen = text, confidence, list[NDArray[np.uint8]]()
-
-    def __call__(self, image: NDArray[np.uint8]) -> Reading:
-        self.seen.append(image)
-        return Reading(self.text, self.confidence)
-
-
-def says(text: str, confidence: float = 1.0) -> tuple[OcrReward, Says]:
-    reader = Says(text, confidence)
+def says(text: str, confidence: float = 1.0) -> tuple[OcrReward, Mock]:
+    """Return a reward whose reader reads the same of every image, and that reader."""
+    reader = Mock(return_value=Reading(text, confidence))
     return OcrReward(OcrSettings(), reader), reader
-
-
-def rendered(text: str, **settings: Any) -> NDArray[np.uint8]:
-    return render(written(text), OcrSettings(**settings))
 
 
 ERRORS = (
@@ -74,12 +57,6 @@ ERRORS = (
 @pytest.mark.parametrize(("read", "cut", "error"), ERRORS)
 def test_error_rates_by_hand(read: str, cut: int, error: float) -> None:
     assert character_error_rate("film", read, cut) == pytest.approx(error)
-
-
-def test_the_score_is_confidence_times_what_was_read_right() -> None:
-    reward, _ = says("fi1m", confidence=0.8)
-    assert reward(completions([" film"])).tolist() == pytest.approx([0.8 * 0.75])
-    assert says("film", confidence=0.0)[0](completions(["film"])).tolist() == [0.0]
 
 
 PLAIN = {
@@ -104,7 +81,8 @@ def test_a_text_is_made_plain_wrapped_and_cut() -> None:
 def test_texts_that_are_empty_long_or_unprintable_have_a_score() -> None:
     reward, reader = says("film")
     assert reward(completions(["", " \n ", "\x1f"])).tolist() == [0.0, 0.0, 0.0]
-    assert reader.seen == [], "nothing is drawn of them"
+    assert not reader.called, "nothing is drawn of them"
+    assert says("fi1m", 0.8)[0](completions([" film"])).tolist() == pytest.approx([0.8 * 0.75])
     for read, texts, score in (
         ("word " * 96, ["word " * 384], 479 / 1919),  # three quarters are not drawn
         ("aXb", ["a\x07b"], 2 / 3),  # a control character is an error
@@ -117,7 +95,9 @@ def test_texts_that_are_empty_long_or_unprintable_have_a_score() -> None:
 def test_an_image_depends_on_the_text_and_the_settings_alone() -> None:
     first, _, again = (render(written(text), DEGRADED) for text in (REVIEW, "another", REVIEW))
     assert np.array_equal(again, first)
-    noise = [rendered(text, noise=20.0).astype(int) - rendered(text) for text in ("one", "eno")]
+    noisy = OcrSettings(noise=20.0)
+    drawn = [written(text) for text in ("one", "eno")]
+    noise = [render(one, noisy).astype(int) - render(one, OcrSettings()) for one in drawn]
     assert not np.array_equal(noise[0][:4], noise[1][:4]), "each text has noise of its own"
 
 
@@ -125,7 +105,7 @@ def test_a_text_is_read_once() -> None:
     reward, reader = says("film")
     reward(completions(["film", "film", "movie"]))
     assert reward(completions(["movie", "film"]))[1] == 1.0
-    assert len(reader.seen) == 2
+    assert reader.call_count == 2
 
 
 def box(x: float, y: float, width: float = 50, height: float = 20, slope: float = 0.0) -> list[list[float]]:
@@ -168,40 +148,26 @@ def test_boxes_are_joined_in_reading_order_and_weigh_the_same() -> None:
 def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "rapidocr" else name)
     said = r"^reward\.kind = 'ocr': not installed: rapidocr; install the extra \(pip install -e '\.\[ocr\]'\), or use"
-    with pytest.raises(UserError, match=said):
-        check_sources(load_config("smoke", OCR), ["reward"])
-    with pytest.raises(UserError, match=said):
-        paddle_reader("reward")
-    check_sources(load_config("smoke", OCR), ["sft"])
-    with pytest.raises(UserError, match=r"^judge\.kind = 'ocr': not installed"):
-        check_sources(load_config("smoke", {"judge.kind": "ocr"}), ["evaluate"])
+    for ask in (lambda: check_sources(load_config("smoke", {"reward.kind": "ocr"}), ["reward"]),
+                lambda: paddle_reader("reward")):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            ask()
+    check_sources(load_config("smoke", {"reward.kind": "ocr"}), ["sft"])
 
 
-@pytest.fixture(scope="module")
-def paddle() -> PaddleReader:
-    return paddle_reader("reward")
-
-
-@needs_ocr
-def test_paddle_reads_clean_text_without_an_error_and_bad_text_worse(paddle: PaddleReader) -> None:
-    texts = [REVIEW, "I would not recommend it to anyone, and I mean it. The cast was good, the music was not."]
-    arms = [OcrSettings(), OcrSettings(blur=2.0, noise=60.0, rotation=5.0)]
-    clean, bad = (OcrReward(cfg, paddle)(completions(texts)) for cfg in arms)
+@pytest.mark.skipif(not all(map(find_spec, packages.OCR)), reason="rapidocr is not installed (the extra ocr)")
+def test_paddle_reads_clean_text_better_than_bad_and_a_text_the_same_in_every_batch() -> None:
+    paddle = paddle_reader("reward")
+    texts = [REVIEW, "Short.", "A text that is somewhat longer than the others, and so has two lines of its own."]
+    arms = [OcrSettings(), OcrSettings(blur=2.0, noise=60.0, rotation=5.0), DEGRADED]
+    clean, bad, together = (OcrReward(cfg, paddle)(completions(texts)) for cfg in arms)
     assert all(0.5 < score < 1.0 for score in clean.tolist()), "read without an error"
     assert bool((bad < clean - 0.1).all())
-
-
-@needs_ocr
-def test_paddle_gives_a_text_the_same_score_in_every_batch(paddle: PaddleReader) -> None:
-    texts = [REVIEW, "Short.", "A text that is somewhat longer than the others, and so has two lines of its own."]
-    together = OcrReward(DEGRADED, paddle)(completions(texts))
     torch.set_num_threads(2)
     try:
-        apart = [OcrReward(DEGRADED, paddle)(completions([text])) for text in texts[::-1]][::-1]
+        apart = [OcrReward(DEGRADED, paddle)(completions([text])) for text in texts]
         threaded = OcrReward(DEGRADED, paddle)(completions(texts[::-1])).flip(0)
     finally:
         torch.set_num_threads(1)
     assert torch.equal(together, torch.cat(apart))
     assert torch.equal(together, threaded)
-    assert bool((together > 0.3).all())
-    assert OcrReward(OcrSettings(), paddle)(completions([""])).tolist() == [0.0]
