@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline.config.base import COMMIT, Fraction, Positive, Section, Seed, Tokens
+from pipeline.config.base import COMMIT, Fraction, Positive, Section, Seed, Tokens, refuse
 from pipeline.config.effects import Chosen, absent
 
 MOST_PROMPT_TOKENS = 128
@@ -68,19 +68,19 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        if self.prompt_length[0] > self.prompt_length[1]:
-            raise ValueError(f"prompt_length: the range {list(self.prompt_length)} is empty; give [smallest, largest]")
-        if self.prompt_unit == "tokens" and self.prompt_length[1] > MOST_PROMPT_TOKENS:
-            raise ValueError(
-                f"prompt_length {list(self.prompt_length)} goes beyond {MOST_PROMPT_TOKENS} tokens; give shorter ones"
-            )
-        if self.source == "local" and not self.local.path:
-            raise ValueError("source 'local' needs data.local.path; set it to a file or folder with the column text")
-        if self.source == "hub" and not self.hub.name:
-            raise ValueError("source 'hub' needs data.hub.name; set it, for example to stanfordnlp/imdb")
-        if self.source == "hub" and not COMMIT.fullmatch(self.hub.revision or ""):
-            raise ValueError(
-                f"hub.revision {self.hub.revision!r} does not pin '{self.hub.name}': set data.hub.revision to a commit,"
-                " 40 hexadecimal digits"
-            )
+        low, high = self.prompt_length
+        refuse({
+            f"prompt_length: the range {[low, high]} is empty; give [smallest, largest]": low > high,
+            f"prompt_length {[low, high]} goes beyond {MOST_PROMPT_TOKENS} tokens; give shorter ones": (
+                self.prompt_unit == "tokens" and high > MOST_PROMPT_TOKENS
+            ),
+            "source 'local' needs data.local.path; set it to a file or folder with the column text": (
+                self.source == "local" and not self.local.path
+            ),
+            "source 'hub' needs data.hub.name; set it, for example to stanfordnlp/imdb": (
+                self.source == "hub" and not self.hub.name
+            ),
+            f"hub.revision {self.hub.revision!r} does not pin '{self.hub.name}': set data.hub.revision to a commit, 40"
+            " hexadecimal digits": self.source == "hub" and not COMMIT.fullmatch(self.hub.revision or ""),
+        })  # fmt: skip
         return self

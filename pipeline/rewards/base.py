@@ -32,9 +32,8 @@ class Completions:
 
     def take(self, rows: slice | Tensor) -> Completions:
         """Some of the rows; a tensor holds their numbers."""
-        if isinstance(rows, slice):
-            return Completions(self.episodes.take(rows), self.prompts[rows], self.texts[rows])
-        prompts, texts = ([column[row] for row in rows.tolist()] for column in (self.prompts, self.texts))
+        places = torch.arange(len(self.texts))[rows].tolist()
+        prompts, texts = ([column[place] for place in places] for column in (self.prompts, self.texts))
         return Completions(self.episodes.take(rows), prompts, texts)
 
 

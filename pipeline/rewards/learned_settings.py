@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.settings import LEARNS
-from pipeline.config.base import Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width
+from pipeline.config.base import Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width, refuse
 from pipeline.config.effects import Chosen, Config, When
 from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
@@ -147,27 +147,21 @@ def check_rankings(config: Config) -> None:
     learned, parts = config.reward.learned, config.reward.trained()
     if learned.ranked == 2 or not parts:
         return
-    if learned.comparisons > learned.pairs:
-        raise ValueError(
-            f"reward.learned.ranked {learned.ranked}: one ranking makes {learned.comparisons} pairs, and"
-            f" reward.learned.pairs is {learned.pairs}; raise it, or rank fewer answers"
-        )
-    if config.rounds > 1:
-        raise ValueError(
-            f"reward.learned.rounds {learned.rounds} collects pairs, and reward.learned.ranked is {learned.ranked}; use"
-            " ranked: 2, or rounds: 1"
-        )
-    for name, part in parts.items():
-        if part.preferences == JUDGE and config.judge.kind == "cycle":
-            raise ValueError(
-                f"reward.learned.ranked {learned.ranked}: the preferences of judge.kind 'cycle' are no order; use"
-                " ranked: 2, or another judge"
-            )
-        if not is_judged(part.preferences):
-            raise ValueError(
-                f"{config.reward.key(name)}.preferences '{part.preferences}': a file holds pairs, and"
-                f" reward.learned.ranked is {learned.ranked}; use ranked: 2, or preferences: judge"
-            )
+    ranked = f"reward.learned.ranked {learned.ranked}"
+    given = {config.reward.key(name): part for name, part in parts.items() if not is_judged(part.preferences)}
+    refuse({
+        f"{ranked}: one ranking makes {learned.comparisons} pairs, and reward.learned.pairs is {learned.pairs}; raise"
+        " it, or rank fewer answers": learned.comparisons > learned.pairs,
+        f"reward.learned.rounds {learned.rounds} collects pairs, and reward.learned.ranked is {learned.ranked}; use"
+        " ranked: 2, or rounds: 1": config.rounds > 1,
+        f"{ranked}: the preferences of judge.kind 'cycle' are no order; use ranked: 2, or another judge":
+            config.judge.kind == "cycle" and JUDGE in _sources(config),
+        **{
+            f"{key}.preferences '{part.preferences}': a file holds pairs, and reward.learned.ranked is"
+            f" {learned.ranked}; use ranked: 2, or preferences: judge": True
+            for key, part in given.items()
+        },
+    })  # fmt: skip
 
 
 def check_sources(config: Config) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticKnownError
 
-from pipeline.config.base import Finite, Positive, Section, Seed, with_settings
+from pipeline.config.base import Finite, Positive, Section, Seed, refuse, with_settings
 from pipeline.config.effects import Beside, Chosen, Config, setting
 from pipeline.rewards.kinds import JUDGING, KINDS, OWN, SCORING, TRAINED, is_own
 from pipeline.rewards.learned_settings import LEARNED, PAIRWISE, LearnedSettings, PairwiseSettings, check_preferences
@@ -109,18 +109,13 @@ class RewardConfig(ScorerConfig):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         parts = self.scorers()
-        if self.kind == "composite" and not parts:
-            raise ValueError(
-                "kind: composite needs parts; for example parts: {helpful: {kind: learned}, short: {kind: ...}}"
-            )
-        pairwise = [name for name, part in parts.items() if part.kind == "pairwise"]
-        if self.against == "none" and pairwise:
-            raise ValueError(
-                f"{self.key(pairwise[0])}.kind 'pairwise' compares two answers, and reward.against is 'none'; use"
-                " against: reference, or kind: learned"
-            )
-        if not any(part.weight for part in parts.values()):
-            raise ValueError("parts: every weight is 0, so there is nothing to learn")
+        alone = [self.key(name) for name, part in parts.items() if part.kind == "pairwise" and self.against == "none"]
+        refuse({
+            "kind: composite needs parts; for example parts: {helpful: {kind: learned}, short: {kind: ...}}": not parts,
+            f"{', '.join(alone[:1])}.kind 'pairwise' compares two answers, and reward.against is 'none'; use against:"
+            " reference, or kind: learned": bool(alone),
+            "parts: every weight is 0, so there is nothing to learn": not any(part.weight for part in parts.values()),
+        })  # fmt: skip
         return self
 
     def scorers(self) -> dict[str, PartConfig]:
@@ -172,19 +167,15 @@ class JudgeConfig(ScorerConfig):
 
 def check_scorers(config: Config) -> None:
     """Raise `ValueError` for a scorer that understands built-in reviews or insults alone where there are none."""
-    reward = config.reward
-    kinds = {
-        reward.key(name) if reward.kind == "composite" else "reward.kind": part.kind
-        for name, part in reward.scorers().items()
-    }
+    reward, data = config.reward, config.data
+    kinds = {f"{reward.key(name)}.kind": part.kind for name, part in reward.scorers().items()}
     kinds |= {"judge.kind": config.gold.kind}
-    kinds |= {f"judge.also.{name}": also.kind for name, also in config.judge.also.items()}
+    kinds |= {f"judge.also.{name}.kind": also.kind for name, also in config.judge.also.items()}
     for key, kind in kinds.items():
         reads = KINDS[kind].reads if kind in KINDS else ""
-        if reads and config.data.source != "builtin":
-            raise ValueError(
-                f"{key} '{kind}' understands only built-in reviews, data.source is '{config.data.source}'; use lexicon"
-                " or classifier"
-            )
-        if reads == "insults" and not config.data.builtin.insults:
-            raise ValueError(f"{key} '{kind}' is about insults, and data.builtin.insults is 0; use a share above 0")
+        refuse({
+            f"{key} '{kind}' understands only built-in reviews, data.source is '{data.source}'; use lexicon or"
+            " classifier": bool(reads) and data.source != "builtin",
+            f"{key} '{kind}' is about insults, and data.builtin.insults is 0; use a share above 0":
+                reads == "insults" and not data.builtin.insults,
+        })  # fmt: skip

@@ -115,10 +115,10 @@ WEIGHTLESS | parts: every weight is 0, so there is nothing to learn
 IDLE_PART | reward.parts.a.ocr has no effect while reward.parts.a.kind is lexicon
 TWO reward.parts.x.weight=1 | reward.parts.x.weight: there is no 'x' to change; there are: helpful, harmless
 judge.kind=cycle LOCAL | judge.kind 'cycle' understands only built-in reviews, data.source is 'local'
-LOCAL GRAMMAR | judge.also.x 'grammar' understands only built-in reviews
+LOCAL GRAMMAR | judge.also.x.kind 'grammar' understands only built-in reviews
 LOCAL reward.kind=harmless | reward.kind 'harmless' understands only built-in reviews
 judge.kind=helpful | judge.kind 'helpful' is about insults, and data.builtin.insults is 0
-SEEN | judge.also.x 'harmless' is about insults
+SEEN | judge.also.x.kind 'harmless' is about insults
 INSULTS reward.preferences=judge:harmles | judge.also has no 'harmles'; did you mean 'harmless'?
 reward.preferences=judge:x | reward.preferences 'judge:x': judge.also has no 'x'; there are: none
 reward.preferences='judge:' | must be judge, judge:NAME, or the path
