@@ -32,29 +32,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    on_card = [item for item in items if item.get_closest_marker("gpu")]
-    if on_card and not _has_card():
-        for item in on_card:
+    import torch
+
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device is visible: make gpu"))
-    if not config.getoption("--benchmarks"):
-        skip = pytest.mark.skip(reason="a measurement: make bench")
-        for item in items:
-            if "benchmarks" in item.path.parts:
-                item.add_marker(skip)
+        if "benchmarks" in item.path.parts and not config.getoption("--benchmarks"):
+            item.add_marker(pytest.mark.skip(reason="a measurement: make bench"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what this machine could not test, and why."""
+    """List what this machine could not test, and why."""
     skipped = terminalreporter.stats.get("skipped", [])
-    reasons = Counter(str(one.longrepr[2]).removeprefix("Skipped: ") for one in skipped if one.longrepr)
-    for reason, number in reasons.most_common():
-        terminalreporter.write_line(f"skipped, {number} tests: {reason}")
-
-
-def _has_card() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    for reason, number in Counter(str(one.longrepr[2]) for one in skipped if one.longrepr).most_common():
+        terminalreporter.write_line(f"{number} tests: {reason}")
 
 
 @pytest.fixture

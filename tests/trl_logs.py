@@ -3,12 +3,13 @@ keys of one row."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 Rows = list[dict[str, Any]]
 GROUPS = {
@@ -32,29 +33,16 @@ def rows(beta: float = 0.05, seed: int = 0, updates: int = 12, batch: int = 64) 
     for update in range(1, updates + 1):
         kl = (1 - math.exp(-(update - 1) / 4)) * 2.0 / (0.1 + beta) * (1 + 0.05 * seed)
         score = 0.3 * math.sqrt(kl) + 0.01 * seed
-        made.append(
-            {
-                "eps": 30,
-                "objective/kl": kl,
-                "objective/entropy": 50.0 - kl,
-                "objective/non_score_reward": -beta * kl,
-                "objective/rlhf_reward": score - beta * kl,
-                "objective/scores": score,
-                "policy/approxkl_avg": 0.002 + 1e-4 * update,
-                "policy/clipfrac_avg": 0.01 * update / updates,
-                "loss/policy_avg": -0.01,
-                "loss/value_avg": 0.4 / update,
-                "val/clipfrac_avg": 0.0,
-                "policy/entropy_avg": 2.0 - 0.02 * kl,
-                "val/ratio": 1.0 + 1e-4 * update,
-                "val/ratio_var": 1e-6,
-                "val/num_eos_tokens": 40,
-                "lr": 1e-5 * (1 - (update - 1) / updates),
-                "episode": update * batch,
-                "epoch": 0.01 * update,
-                "step": update,
-            }
-        )
+        row = {
+            "eps": 30, "objective/kl": kl, "objective/entropy": 50.0 - kl, "objective/non_score_reward": -beta * kl,
+            "objective/rlhf_reward": score - beta * kl, "objective/scores": score,
+            "policy/approxkl_avg": 0.002 + 1e-4 * update, "policy/clipfrac_avg": 0.01 * update / updates,
+            "loss/policy_avg": -0.01, "loss/value_avg": 0.4 / update, "val/clipfrac_avg": 0.0,
+            "policy/entropy_avg": 2.0 - 0.02 * kl, "val/ratio": 1.0 + 1e-4 * update, "val/ratio_var": 1e-6,
+            "val/num_eos_tokens": 40, "lr": 1e-5 * (1 - (update - 1) / updates), "episode": update * batch,
+            "epoch": 0.01 * update, "step": update,
+        }  # fmt: skip
+        made.append(row)
     return made
 
 
@@ -62,19 +50,12 @@ def write(path: Path, content: Rows, *, state: bool = False) -> Path:
     """Write as JSON lines, a JSON list, CSV, or a trainer's state, by the file's name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".csv":
-        with path.open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, list(content[0]))
-            table.writeheader()
-            table.writerows(content)
+        pd.DataFrame(content).to_csv(path, index=False)
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in content), encoding="utf-8")
     else:
-        whole: Any = (
-            {"best_metric": None, "note": '"log_history": [1]', "log_history": content, "max_steps": 12}
-            if state
-            else content
-        )
-        path.write_text(json.dumps(whole, indent=2), encoding="utf-8")
+        around = {"best_metric": None, "note": '"log_history": [1]', "log_history": content, "max_steps": 12}
+        path.write_text(json.dumps(around if state else content, indent=2), encoding="utf-8")
     return path
 
 

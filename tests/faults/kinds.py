@@ -194,7 +194,5 @@ FAULTS: dict[str, Fault] = {
         word="head of the Ray cluster",
     ),
 }  # fmt: skip
-OFTEN = ("all killed", "terminated", "bit flipped", "folder removed", "disk full", "read-only",
-         "two commands", "MLflow killed", "Ray head killed")  # fmt: skip
-"""The faults of `make test-slow`; `make faults` does all. The others are tested with the executors and the hands, or
-disturb less."""
+OFTEN = ("bit flipped", "disk full", "read-only", "two commands", "MLflow killed", "Ray head killed")
+"""The faults of `make test-slow`; `make faults` does all. Tests of the executors kill commands, children and nodes."""

@@ -54,7 +54,7 @@ def test_few_studies_without_a_trend_raise_any_alarm(correlation: float) -> None
 @pytest.mark.parametrize(("arms", "seeds", "records"), [(5, 3, N), (1, 1, N), (5, 3, 400)])
 def test_the_false_alarms_that_are_published(arms: int, seeds: int, records: int) -> None:
     """The rate is at most 5 % at every correlation up to 0.6 and with a slow wander; about 5 % at the worst of them."""
-    shape = (max(500, 25_000 // (arms * seeds)), arms, seeds, records)
+    shape = (max(500, 10_000 // (arms * seeds)), arms, seeds, records)
     error = np.sqrt(0.05 * 0.95 / shape[0])
     noises = [correlated(np.random.default_rng(3), shape, own) for own in (0.0, 0.2, 0.4, 0.6)]
     noises.append(wandering(np.random.default_rng(3), shape, 0.3, 0.85))

@@ -174,7 +174,7 @@ def test_a_record_of_other_artifacts_or_settings_does_not_count(write_study: Wri
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks at processes through /proc")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_killed_command_takes_its_children_along_and_the_same_command_continues(
     write_study: Write, layout: Layout, tmp_path: Path, how: signal.Signals
 ) -> None:
