@@ -67,9 +67,7 @@ ExecutorOption = Annotated[
 ]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option(
-        "--cluster", metavar="FILE", help="YAML file with options of sbatch, such as account, or of Ray, such as gpus."
-    ),
+    typer.Option("--cluster", metavar="FILE", help="YAML file with options of sbatch, such as account."),
 ]
 WithoutMissingOption = Annotated[
     bool,

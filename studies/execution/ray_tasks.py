@@ -7,17 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from pipeline.config.base import NonNegative, Section, StrictlyPositive
-from pipeline.config.messages import validated
 from pipeline.config.trial import TrialConfig
-from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import Fault, UserError
 from pipeline.resources.device import PRECISION, gpu_visible
-from pipeline.resources.machine import GIB
 from pipeline.run.layout import Layout
-from studies.definition.checks import fault_lines
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say
 from studies.execution.started import Started, python_path
@@ -29,34 +22,22 @@ PASSED_ON = (PRECISION, "HF_HUB_OFFLINE")
 """Variables that a task gets from this process."""
 
 
-class RayOptions(Section):
-    """Resources of each hand on the cluster; read from a file."""
-
-    cpus: StrictlyPositive | None = Field(None, description="default: runtime.threads x runtime.processes")
-    gpus: NonNegative | None = Field(None, description="default: 1 a process; 0.5: two trials on one card")
-    memory_gib: NonNegative = Field(0.0, description="memory that Ray reserves for a hand; 0: none")
-    resources: dict[str, NonNegative] = Field({}, description="custom resources of nodes, such as {a100: 1}")
-    autoscaling: bool = Field(False, description="wait for a node that is large enough, where there is none")
-
-
 class Ray(Hands):
     """Hands with at most `jobs` tasks on the cluster."""
 
-    def __init__(self, run: Started, agenda: Agenda, jobs: int, options: RayOptions, say: Say) -> None:
+    def __init__(self, run: Started, agenda: Agenda, jobs: int, say: Say) -> None:
         """Raises `UserError` where Ray is missing, the cluster does not answer, or no node is large enough."""
         self._run, self._agenda, self._say = run, agenda, say
         self._ray = _connected()
-        request = request_of([cell.config for cell in agenda.open()], options)
-        self._check_room({**request, **options.resources}, options)
+        request = request_of([cell.config for cell in agenda.open()])
+        self._check_room(request)
         passed = {key: value for key in PASSED_ON if (value := os.environ.get(key)) is not None}
         self._task = self._ray.remote(max_calls=1)(_take).options(
             max_retries=RETRIES,
             retry_exceptions=False,
             runtime_env={"env_vars": {"PYTHONPATH": python_path(), **passed}},
             num_cpus=request["CPU"],
-            num_gpus=request.get("GPU", 0),
-            memory=request.get("memory"),
-            resources=options.resources or None,
+            num_gpus=request["GPU"],
         )
         self._tasks = [self._begin() for _ in range(min(jobs, len(agenda.open()) or jobs))]
 
@@ -94,44 +75,24 @@ class Ray(Hands):
         except self._ray.exceptions.RayError as error:
             self._say(f"Ray has given up a task: {_last_line(error)}", "yellow")
 
-    def _check_room(self, needs: dict[str, float], options: RayOptions) -> None:
-        """Raises `UserError` where no node could ever hold a hand."""
+    def _check_room(self, request: dict[str, int]) -> None:
+        """Raises `UserError` where no node could ever hold a hand: Ray would wait for one without end."""
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if not options.autoscaling and not any(
-            all(node.get(key, 0) >= n for key, n in needs.items()) for node in nodes
-        ):
-            there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in needs) for node in nodes)
+        if not any(all(node.get(key, 0) >= n for key, n in request.items()) for node in nodes):
+            there = "; ".join(", ".join(f"{node.get(key, 0):g} {key}" for key in request) for node in nodes)
             raise UserError(
-                "no node of the Ray cluster has room for a trial, which asks for"
-                f" {', '.join(f'{n:g} {key}' for key, n in needs.items())}; its nodes have {there}. Ask for less, add a"
-                " node, or set autoscaling: true where nodes come when they are needed"
+                "no node of the Ray cluster has room for a trial, which needs"
+                f" {', '.join(f'{n} {key}' for key, n in request.items())}; its nodes have {there}; add a node, or use"
+                " fewer runtime.threads and runtime.processes"
             )
 
 
-def request_of(configs: list[TrialConfig], options: RayOptions) -> dict[str, float]:
-    """Return the resources of a hand, by Ray's names: enough for the largest trial.
-
-    Raises `UserError` for GPUs that no trial could use.
-    """
+def request_of(configs: list[TrialConfig]) -> dict[str, int]:
+    """Return the resources of a hand, by Ray's names: enough for the largest trial."""
     processes = max((config.runtime.processes for config in configs), default=1)
     threads = max((config.runtime.threads for config in configs), default=1)
     on_card = gpu_visible() and any(config.runtime.device != "cpu" for config in configs)
-    if options.gpus and not on_card:
-        raise UserError(f"gpus = {options.gpus:g}: the trials compute on the CPU of this machine; use gpus: 0")
-    gpus = float(processes if on_card else 0) if options.gpus is None else options.gpus
-    cpus = float(processes * threads) if options.cpus is None else options.cpus
-    memory = {"memory": options.memory_gib * GIB} if options.memory_gib else {}
-    return {"CPU": cpus, **({"GPU": gpus} if gpus else {}), **memory}
-
-
-def read_options(path: Path | None) -> RayOptions:
-    """The options in a YAML file. Raises `UserError`, with a line for every fault."""
-    if path is None:
-        return RayOptions()
-    options, faults = validated(RayOptions, read_yaml(path))
-    if options is None:
-        raise UserError(fault_lines(str(path), faults))
-    return options
+    return {"CPU": processes * threads, "GPU": processes if on_card else 0}
 
 
 def _take(root: str, study: str, profile: str) -> str:

@@ -185,13 +185,13 @@ def trial_count(study: Study) -> int:
 
 
 def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
-    """Return a function that hires `jobs` hands of a name, with the options of a cluster in a file. Raises `UserError`
+    """Return a function that hires `jobs` hands of a name, with the options of sbatch in a file. Raises `UserError`
     with the names that exist."""
     names = [*LOCAL, *CLUSTERS]
     if name not in names:
         raise UserError(f"no executor '{name}'{nearest(name, names)}; there are: {', '.join(names)}")
-    if options is not None and name in LOCAL:
-        raise UserError(f"--cluster {options}: the executor '{name}' has no options; those of {', '.join(CLUSTERS)} do")
+    if options is not None and name != "slurm":
+        raise UserError(f"--cluster {options}: the executor '{name}' has no options; those of sbatch go with slurm")
     if name == "slurm":
         from studies.execution.slurm import Slurm, read_options
 
@@ -199,10 +199,8 @@ def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
         return lambda run, agenda, say: Slurm(run, agenda, jobs, given, say)
     if name == "ray":
         from studies.execution.ray_tasks import Ray
-        from studies.execution.ray_tasks import read_options as read_ray_options
 
-        chosen = read_ray_options(options)
-        return lambda run, agenda, say: Ray(run, agenda, jobs, chosen, say)
+        return lambda run, agenda, say: Ray(run, agenda, jobs, say)
     if name == "inline":
         return Inline
     return lambda run, agenda, say: Hand(run, agenda, jobs, say)

@@ -1,4 +1,4 @@
-"""Resources that hands request from a cluster, and the files with its options."""
+"""Resources that hands request from a cluster, and the file with its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.run.leaving import LEFT
 from studies.execution import ray_tasks, slurm
-from studies.execution.ray_tasks import RayOptions, request_of
+from studies.execution.ray_tasks import request_of
 from studies.execution.slurm import wanted
 
 
@@ -48,14 +48,9 @@ def test_a_warning_that_comes_before_the_hand_can_hear_it_is_not_lost(tmp_path: 
 
 def test_a_task_of_ray_has_room_for_the_largest_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     small, wide = load_config("smoke"), load_config("smoke", {"runtime.threads": 3})
-    assert request_of([small, wide], RayOptions()) == {"CPU": 3.0}
-    assert request_of([small], RayOptions(cpus=0.5, memory_gib=2)) == {"CPU": 0.5, "memory": 2 * 2**30}
-    with pytest.raises(UserError, match=r"gpus = 1: the trials compute on the CPU of this machine; use gpus: 0"):
-        request_of([small], RayOptions(gpus=1))
+    assert request_of([small, wide]) == {"CPU": 3, "GPU": 0}
     monkeypatch.setattr(ray_tasks, "gpu_visible", lambda: True)
-    card = load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})
-    assert request_of([card], RayOptions())["GPU"] == 2.0
-    assert request_of([card], RayOptions(gpus=0.5))["GPU"] == 0.5
+    assert request_of([load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})])["GPU"] == 2
 
 
 def test_options_of_sbatch_are_taken_as_they_are_written_and_the_programs_own_refused(tmp_path: Path) -> None:
@@ -67,13 +62,3 @@ def test_options_of_sbatch_are_taken_as_they_are_written_and_the_programs_own_re
     file.write_text("account: lab\narray: 1-4\n")
     with pytest.raises(UserError, match=r"cluster\.yaml, line 2: 'array' cannot be given"):
         slurm.read_options(file)
-
-
-def test_faults_of_options_of_ray_have_their_lines(tmp_path: Path) -> None:
-    file = tmp_path / "ray.yaml"
-    file.write_text("cpus: 2\ngpu: 1\nmemory_gib: -1\n")
-    with pytest.raises(UserError) as raised:
-        ray_tasks.read_options(file)
-    assert "ray.yaml, line 2: unknown key 'gpu'; did you mean 'gpus'?" in str(raised.value)
-    assert "ray.yaml, line 3: memory_gib = -1: must be greater than or equal to 0" in str(raised.value)
-    assert ray_tasks.read_options(None) == RayOptions()

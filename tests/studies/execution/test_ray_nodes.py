@@ -21,6 +21,7 @@ from rich.console import Console
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
+from studies.execution import ray_tasks
 from studies.execution.study import executor, run_study
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install -e '.[ray]'")
@@ -60,16 +61,15 @@ def test_the_results_have_the_bytes_of_processes(
 
 
 def test_a_trial_whose_node_is_killed_continues_on_another_one(
-    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes], tmp_path: Path
+    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_trial.control(layout, gated=CELLS)
-    victim = cluster.add(resources={"place": 1})
-    options = tmp_path / "ray.yaml"
-    options.write_text("resources: {place: 1}\n")
+    victim = cluster.add(num_cpus=2)  # the only node that has them
+    monkeypatch.setattr(ray_tasks, "request_of", lambda configs: {"CPU": 2, "GPU": 0})
     ended = list[Any]()
 
     def run() -> None:
-        hire = executor("ray", 1, options)
+        hire = executor("ray", 1)
         console = Console(quiet=True)
         ended.append(run_study(write_study(SHORT), layout, None, SMALL, hire, 1, console, trials="fake_trial"))
 
@@ -80,7 +80,7 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(
     cluster.lose(victim)
     wait_for(lambda: not alive(pid), 120)
     (layout.root / "gate").touch()
-    node = cluster.add(resources={"place": 1})
+    node = cluster.add(num_cpus=2)
     thread.join(300)
     assert not thread.is_alive()
     assert results(ended[0], layout) == whole
@@ -103,15 +103,11 @@ def test_the_same_command_goes_on_after_it_was_killed(
 
 
 def test_a_users_mistake_comes_back_in_words(
-    cluster: RayNodes, write_study: Write, layout: Layout, tmp_path: Path
+    cluster: RayNodes, write_study: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_trial.control(layout, user_error=[CELLS[0]])
     with pytest.raises(UserError, match=r"optimiser\.lr is too large for this network"):
         go(write_study(SHORT), layout, "ray")
-    options = tmp_path / "ray.yaml"
-    options.write_text("resources: {a100: 1}\n")
-    hire, console = executor("ray", 1, options), Console(quiet=True)
-    with pytest.raises(
-        UserError, match="no node of the Ray cluster has room for a trial, which asks for 1 CPU, 1 a100"
-    ):
-        run_study(write_study(SHORT), layout, None, SMALL, hire, 1, console, trials="fake_trial")
+    monkeypatch.setattr(ray_tasks, "request_of", lambda configs: {"CPU": 9, "GPU": 0})
+    with pytest.raises(UserError, match="no node of the Ray cluster has room for a trial, which needs 9 CPU, 0 GPU"):
+        go(write_study(SHORT), layout, "ray")

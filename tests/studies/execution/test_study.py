@@ -216,7 +216,9 @@ def test_unknown_executors_and_options_are_refused() -> None:
     names = "processes, inline, slurm, ray"
     with pytest.raises(UserError, match=rf"no executor 'proceses'; did you mean 'processes'\?; there are: {names}"):
         executor("proceses", 1)
-    with pytest.raises(UserError, match=r"--cluster a\.yaml: the executor 'inline' has no options; those of slurm"):
+    with pytest.raises(
+        UserError, match=r"--cluster a\.yaml: the executor 'inline' has no options; those of sbatch go with slurm"
+    ):
         executor("inline", 1, Path("a.yaml"))
 
 
