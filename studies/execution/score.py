@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,8 @@ from pipeline.models.loading import device_of
 from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.policy import Episodes
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.named_files import is_folder, place
+from pipeline.named_files import is_folder
+from pipeline.named_files import place as in_full
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import SCORING, TRAINED
 from pipeline.rewards.opponents import read_opponents
@@ -30,7 +30,7 @@ from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
 from studies.execution.export import beside
 from studies.execution.recorded import artifact, find_trial, folder_of
-from studies.execution.scoring_sheet import Sheet, read_sheet
+from studies.execution.scoring_sheet import Row, read_sheet, write_sheet
 
 ROWS = 256
 """Texts scored between two reports of progress."""
@@ -66,30 +66,31 @@ def score_file(
     classifier, whose output is `label`. The result has the format of `path` and appears in one step, or not at all.
     Raises `UserError` for a row that cannot be scored, and for a target that is there.
     """
-    path = place(path)
-    target = place(target or path.with_name(f"{path.stem}.scored{path.suffix}"))
+    path = in_full(path)
+    target = in_full(target or path.with_name(f"{path.stem}.scored{path.suffix}"))
     if target.suffix != path.suffix:
         raise UserError(f"{target}: the result has the format of {path.name}; name a {path.suffix} file")
     if target.exists():
         raise UserError(f"{target}: is there already and is not overwritten; name another file with --to")
-    sheet, device = read_sheet(path), device_of("auto")
+    rows, device = read_sheet(path), device_of("auto")
     named = {"reward": reward} | ({} if judge is None else {"gold": judge})
     if label is not None and not any(_is_folder(name) for name in named.values()):
         raise UserError(f"--label '{label}': it chooses an output of a classifier, and no folder of one is named")
     keys = {"reward": "--reward", "gold": "--judge"}
     scorers = {column: scorer_of(keys[column], name, layout, profile, label, device) for column, name in named.items()}
-    taken = [name for name in sheet.names if name.partition("/")[0] in scorers]
-    if taken:
-        raise UserError(f"{path}: it has a column '{taken[0]}' already, which is not overwritten; rename or drop it")
-    for scorer in scorers.values():
-        for row, prompt, text in zip(sheet.places, sheet.prompts, sheet.completions, strict=True):
-            if why := scorer.fits(prompt, text):
-                raise UserError(f"{row}: {why}")
+    for place, row in rows.items():
+        if taken := [name for name in row if name.partition("/")[0] in scorers]:
+            raise UserError(
+                f"{path}: it has a column '{taken[0]}' already, which is not overwritten; rename or drop it"
+            )
+        for scorer in scorers.values():
+            if why := scorer.fits(row["prompt"], row["completion"]):
+                raise UserError(f"{place}: {why}")
     columns: dict[str, list[float]] = {}
     for name, scorer in scorers.items():
-        columns |= _scored(path, name, scorer, sheet, say)
+        columns |= _scored(path, name, scorer, rows, say)
     with beside(target) as file:
-        sheet.write(file, columns)
+        write_sheet(path, list(rows.values()), columns, file)
     return target
 
 
@@ -100,7 +101,7 @@ def scorer_of(
     if name in SCORING and name != "classifier":
         return _ready(key, {"kind": name}, device)
     if _is_folder(name):
-        folder = str(place(name))
+        folder = str(in_full(name))
         return _ready(key, {"kind": "classifier", "classifier": {"model": folder, "label": label}}, device)
     if name.count("/") == 2 and not name.startswith((".", "/")):
         return _of_trial(key, name, layout, profile, device)
@@ -112,7 +113,7 @@ def scorer_of(
 
 
 def _is_folder(name: str) -> bool:
-    return name not in SCORING and is_folder(place(name))
+    return name not in SCORING and is_folder(in_full(name))
 
 
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:
@@ -162,24 +163,24 @@ def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: t
     return Scorer(score, fits)
 
 
-def _scored(path: Path, name: str, scorer: Scorer, sheet: Sheet, say: Callable[[str], None]) -> dict[str, list[float]]:
+def _scored(
+    path: Path, name: str, scorer: Scorer, rows: Mapping[str, Row], say: Callable[[str], None]
+) -> dict[str, list[float]]:
     """The columns that a scorer adds. Raises `UserError` for a score that is not finite, or for too little memory."""
-    began, n, columns = time.monotonic(), len(sheet.prompts), dict[str, list[float]]()
-    for start in range(0, n, ROWS):
-        rows = slice(start, start + ROWS)
+    places, columns = list(rows), dict[str, list[float]]()
+    for start in range(0, len(rows), ROWS):
+        block = places[start : start + ROWS]
         try:
-            found = scorer.score(sheet.prompts[rows], sheet.completions[rows])
+            found = scorer.score([rows[one]["prompt"] for one in block], [rows[one]["completion"] for one in block])
         except MemoryFull as error:
             raise UserError(f"{path}: {error}") from None
         for part, values in found.items():
             column = columns.setdefault(f"{name}/{part}" if part else name, [])
-            for row, value in zip(sheet.places[rows], values.double().tolist(), strict=True):
+            for place, value in zip(block, values.double().tolist(), strict=True):
                 if not math.isfinite(value):
-                    raise UserError(f"{row}: the {name} of this row is {value}, which is no finite number")
+                    raise UserError(f"{place}: the {name} of this row is {value}, which is no finite number")
                 column.append(value)
-        done = min(start + ROWS, n)
-        left = (time.monotonic() - began) / done * (n - done)
-        say(f"{name}: {done:,} of {n:,} rows" + (f", about {left:.0f} s left" if done < n else ""))
+        say(f"{name}: {start + len(block):,} of {len(rows):,} rows")
     return columns
 
 
