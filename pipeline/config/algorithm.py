@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, refuse, with_settings
-from pipeline.config.effects import Always, Chosen, Config, When, setting, value_at
+from pipeline.config.effects import Always, Chosen, When, setting, value_at
 from pipeline.config.networks import FITTED_CRITIC, SEPARATE, TRAINED
 from pipeline.config.presets import PRESETS
 
@@ -150,50 +150,3 @@ class OptimiserConfig(Section):
     guard_steps: Annotated[Positive, GUARD, ADAM_MOVES_THE_POLICY] = Field(
         100, description="number of gradient steps for which the guard reduces the learning rate"
     )
-
-
-def check_advantage(config: Config) -> None:
-    """Raise `ValueError` where an advantage lacks what it needs, or has a critic that it does not use."""
-    critic, responses = config.critic.kind, config.train.responses_per_prompt
-    need, advantage = ADVANTAGES[config.algorithm.advantage], f"advantage '{config.algorithm.advantage}'"
-    given = f"train.responses_per_prompt {responses}: {advantage}"
-    refuse({
-        f"critic.kind '{critic}' is not for {advantage}: use {' or '.join(need.critics)}": critic not in need.critics,
-        f"{given} compares the responses to one prompt with each other, so it needs at least {need.least_responses}": (
-            responses < need.least_responses
-        ),
-        f"{given} is of pairs; use {need.most_responses}": responses > (need.most_responses or responses),
-        f"algorithm.{advantage} needs values in every episode, and replay.share is {config.replay.share:g}; use 1, or"
-        " a critic with critic.target: replay": need.replay and config.replay.share < 1,
-    })  # fmt: skip
-
-
-def check_ratio(config: Config) -> None:
-    """Raise `ValueError` where a ratio does not fit the passes over a rollout, or the place of the KL penalty."""
-    algorithm, kl, epochs = config.algorithm, config.kl, config.train.num_epochs
-    unless = ", or a kl.beta above 0 in every update" * kl.by_sequence
-    refuse({
-        f"algorithm.ratio 'none' does not correct a second pass over a rollout, and train.num_epochs is {epochs}; use"
-        f" 1, or ratio: token{unless}": algorithm.ratio == "none" and epochs > 1 and not kl.squares_throughout,
-        f"algorithm.ratio '{algorithm.ratio}' needs one advantage for a whole response, and a KL penalty in the reward"
-        " gives every token its own; use kl.place: score or loss": algorithm.by_sequence and kl.place == "reward",
-    })  # fmt: skip
-
-
-def check_natural_step(config: Config) -> None:
-    """Raise `ValueError` where ``trust_region: trpo`` cannot take its step, or leaves the optimiser nothing to do."""
-    if config.algorithm.trust_region != "trpo":
-        return
-    critic, quantize, kl = config.critic, config.adapter.quantize, config.kl
-    refuse({
-        "trust_region 'trpo' takes one step of the policy per rollout, and the other gradient steps train a critic;"
-        " critic.kind is 'none'; use advantage: gae and critic.kind: separate": critic.kind == "none",
-        "trust_region 'trpo' moves the policy's trunk by a natural-gradient step, which would move the values of a"
-        " shared critic too; use critic.kind: separate": critic.kind == "shared",
-        "trust_region 'trpo' leaves the optimiser the critic alone, and critic.vf_coef 0 does not train it; use"
-        " critic.vf_coef above 0": not critic.vf_coef,
-        f"trust_region 'trpo' needs forward-mode derivatives, which adapter.quantize '{quantize}' does not have; use"
-        " quantize: none": quantize != "none",
-        f"trust_region 'trpo' measures its objective token by token, and kl.group '{kl.group}' in the loss is of"
-        " several; use kl.group: token, or kl.place: reward": kl.grouped_in("loss"),
-    })  # fmt: skip

@@ -23,13 +23,7 @@ def _words() -> dict[str, tuple[str, ...]]:
 WORDS = _words()
 """Names of a knob in papers and other libraries, lower case, and the keys that may be meant."""
 
-REMARKS: dict[str, str] = {"c1": " (of half the squared error: give twice a recipe's c1)"}
-"""Remarks on words whose key does not mean quite the same."""
-
-SYMBOLS = (
-    "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.clip.epsilon, c1 ="
-    f" critic.vf_coef{REMARKS['c1']}"
-)
+SYMBOLS = "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.clip.epsilon, c1 = critic.vf_coef"
 """The four that every paper on PPO uses, for help texts and templates."""
 
 
@@ -56,18 +50,12 @@ def meant_key(key: str, known: Sequence[str]) -> str:
         return ""
     section, _, name = key.rpartition(".")
     of_section = [dotted for dotted in known if dotted.startswith(f"{section}.")]
-    if any(dotted.startswith(f"{key}.") for dotted in known):
-        return (
-            f"; '{key}' is a section: name its keys with a dot, for example"
-            f" '{next(dotted for dotted in known if dotted.startswith(f'{key}.'))}'"
-        )
+    if inside := [dotted for dotted in known if dotted.startswith(f"{key}.")]:
+        return f"; '{key}' is a section: name its keys with a dot, for example '{inside[0]}'"
     if section and (same := meant(name, of_section)):
         return f"; did you mean {either(same)}?"
     if words := [dotted for dotted in WORDS.get(name.lower(), ()) if dotted in known]:
-        return (
-            f"; {name} is the key"
-            f" {either([dotted for dotted in words if dotted in of_section] or words)}{REMARKS.get(name.lower(), '')}"
-        )
+        return f"; {name} is the key {either([dotted for dotted in words if dotted in of_section] or words)}"
     if same := meant(name, known):
         return f"; did you mean {either(same)}?"
     return nearest(key, known) if of_section else _nearest_name(name, known)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
@@ -16,26 +16,18 @@ from pydantic import Field, model_validator
 from pipeline.algorithms.kinds import PARTS
 from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.settings import LEARNS
-from pipeline.config.algorithm import (
-    AlgorithmConfig,
-    OptimiserConfig,
-    check_advantage,
-    check_natural_step,
-    check_ratio,
-)
-from pipeline.config.base import Positive, Section, Seed, refuse, with_settings
-from pipeline.config.effects import Config, When, content_of
+from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
+from pipeline.config.base import Positive, Section, Seed, with_settings
+from pipeline.config.checks import check_combinations
+from pipeline.config.effects import When, content_of
 from pipeline.config.model import ModelConfig, SftConfig
-from pipeline.config.networks import AdapterConfig, CriticConfig, check_critic
-from pipeline.config.pairs import check_pairs
-from pipeline.config.rounds import check_rounds, rounds_of
+from pipeline.config.networks import AdapterConfig, CriticConfig
 from pipeline.config.runtime import CapsConfig, RuntimeConfig
-from pipeline.config.samples import REPLAY, SAMPLES_USED, ReplayConfig, ValuesConfig
-from pipeline.config.train import TrainConfig
+from pipeline.config.train import REPLAY, SAMPLES_USED, ReplayConfig, TrainConfig, ValuesConfig
 from pipeline.data.settings import DataConfig
 from pipeline.rewards.kinds import GUARDED
-from pipeline.rewards.learned_settings import check_rankings, check_sources
-from pipeline.rewards.settings import JudgeConfig, RewardConfig, ScorerConfig, check_scorers
+from pipeline.rewards.learned_settings import is_judged
+from pipeline.rewards.settings import JudgeConfig, RewardConfig, ScorerConfig
 
 CONFIG_FOR_HASH = "pipeline.config/1"
 PILES_UP = (
@@ -90,38 +82,6 @@ class EvaluateConfig(Section):
     )
 
 
-def check_sizes(config: Config) -> None:
-    """Raise `ValueError` where more is asked for than there is, where processes cannot share a mini-batch, or where one
-    rollout could take an adaptive coefficient to 0 or below."""
-    first, prompts, there = config.evaluate.first_prompt, config.evaluate.prompts, config.data.heldout_prompts
-    used, drawn, processes = config.algorithm.v_star.samples, config.values.samples, config.runtime.processes
-    train, asked = config.train, f"evaluate.first_prompt {first} + " * bool(first)
-    least = 0.2 * train.batch_size  # `pipeline.algorithms.mathematics.controllers.adapted` clips errors at 0.2
-    refuse({
-        f"{asked}evaluate.prompts {prompts} is more than data.heldout_prompts {there}; raise the latter to at least"
-        f" {first + prompts}": first + prompts > there,
-        f"algorithm.v_star.samples {used} is more than values.samples {drawn}; raise the latter to at least {used}": (
-            used is not None and used > drawn
-        ),
-        f"runtime.processes {processes} does not divide a mini-batch of {train.mini_batch_size} episodes"
-        " (train.batch_size / train.num_mini_batches)": bool(train.mini_batch_size % processes),
-        **{
-            f"{name}.adaptive.horizon {moving.adaptive.horizon:g} lets one rollout take {coefficient} to 0 or below;"
-            f" above 0.2 x train.batch_size = {least:g}": (
-                moving.control == "adaptive" and moving.adaptive.horizon <= least
-            )
-            for name, coefficient, moving in (("kl", "beta", config.kl), ("entropy", "entropy.coef", config.entropy))
-        },
-    })  # fmt: skip
-
-
-CHECKS: tuple[Callable[[Any], None], ...] = (
-    check_sizes, check_advantage, check_pairs, check_rounds, check_rankings, check_ratio, check_critic,
-    check_natural_step, check_scorers, check_sources,
-)  # fmt: skip
-"""Checks across sections, in the order in which faults are reported: the first fault ends it."""
-
-
 @with_settings(PARTS, LEARNS)
 class TrialConfig(Section):
     """Everything about one trial."""
@@ -174,8 +134,10 @@ class TrialConfig(Section):
 
     @property
     def rounds(self) -> int:
-        """Times that preferences are collected; each ends with its share of the training."""
-        return rounds_of(self)
+        """Times that preferences are collected, each followed by its share of the training; 1 where no judge labels
+        pairs, or nothing is trained."""
+        judged = any(is_judged(part.preferences) for part in self.reward.trained().values())
+        return self.reward.learned.rounds if judged and self.algorithm.learns else 1
 
     @property
     def needs_samples(self) -> bool:
@@ -211,8 +173,7 @@ class TrialConfig(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        for check in CHECKS:
-            check(self)
+        check_combinations(self)
         for name, part in PARTS.items():
             if part.settings is not None:
                 getattr(self, name).check(self)

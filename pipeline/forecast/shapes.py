@@ -18,13 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.model import ModelConfig
-from pipeline.config.pairs import given
 from pipeline.config.trial import TrialConfig
 from pipeline.data.settings import MOST_PROMPT_TOKENS
 from pipeline.models.anatomy import blocks_of, trunk
 from pipeline.models.loading import scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps
 from pipeline.resources.device import gpu_visible
+from pipeline.rewards.learned_settings import is_judged
 from pipeline.run.hub import cause_of_absence
 
 TOKENS_PER_WORD = 1.5
@@ -241,7 +241,8 @@ class ForecastSubject:
     def learned_response(self) -> float:
         """Most tokens of a response that gradient steps learn from: of a rollout, or of the user's pairs."""
         cfg = self.config
-        return max(cfg.reward.learned.max_tokens - self.mean_prompt, 1.0) if given(cfg) else cfg.train.response_length
+        of_the_user = cfg.train.data == "pairs" and not is_judged(cfg.reward.preferences)
+        return max(cfg.reward.learned.max_tokens - self.mean_prompt, 1.0) if of_the_user else cfg.train.response_length
 
 
 def subject_of(config: TrialConfig) -> ForecastSubject | None:

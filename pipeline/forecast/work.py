@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import value_at
 from pipeline.config.model import SftConfig
-from pipeline.config.pairs import only_watched
-from pipeline.config.samples import has_replay
+from pipeline.config.train import has_replay, only_watched
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import checkpoint_bytes
 from pipeline.forecast.shapes import ForecastSubject, Shape, Trained

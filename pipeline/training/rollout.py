@@ -14,7 +14,7 @@ from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
 from pipeline.algorithms.replay import targets
-from pipeline.config.samples import has_replay
+from pipeline.config.train import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from pipeline.algorithms.kinds import TRUST_REGIONS
-from pipeline.config.pairs import only_watched
+from pipeline.config.train import only_watched
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import MemoryFull, Room

@@ -9,7 +9,7 @@ from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.effects import When, above, given, setting
 from pipeline.config.networks import CRITIC, SEPARATE
-from pipeline.config.samples import REPLAY, teaches
+from pipeline.config.train import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.learned_settings import ROUNDS
 from pipeline.run.metrics import each_step
