@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.run.bands import BANDS, Band
+from pipeline.run.metrics import BANDS, Band
 
 Array = NDArray[np.float64]
 Series = tuple[Array, Array]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.trial import flatten
-from pipeline.run.bands import BANDS
+from pipeline.run.metrics import BANDS
 from pipeline.run.symptoms import Health, examine
 from reports.records.load import StudyRecords
 from reports.statistics import alarm, two_level

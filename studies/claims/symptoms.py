@@ -9,8 +9,8 @@ import numpy as np
 
 from pipeline.config.trial import flatten
 from pipeline.errors import Damaged, Gone
-from pipeline.run.bands import BANDS
 from pipeline.run.layout import StudyFolder, TrialRecord
+from pipeline.run.metrics import BANDS
 from pipeline.run.store import file_of
 from pipeline.run.symptoms import Health, Series, Symptom, examine
 

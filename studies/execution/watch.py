@@ -12,9 +12,9 @@ import numpy as np
 
 from pipeline.config.trial import flatten
 from pipeline.errors import Damaged
-from pipeline.run.bands import BANDS
 from pipeline.run.layout import TrialRecord
 from pipeline.run.locks import is_held
+from pipeline.run.metrics import BANDS
 from pipeline.run.metrics_log import merged
 from pipeline.run.symptoms import examine
 from studies.claims.falsifiers import Verdict, evaluate

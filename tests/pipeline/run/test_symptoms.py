@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.config.loading import dotted_keys
-from pipeline.run.bands import BANDS
-from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import BANDS, METRICS
 from pipeline.run.symptoms import LEAST, Health, Series, Symptom, examine
 
 START = 20
