@@ -52,7 +52,6 @@ StudiesArgument = Annotated[
 def report(
     name: cli.StudyArgument,
     profile: cli.ProfileOption = None,
-    without_missing: cli.WithoutMissingOption = False,
     out: cli.OutOption = None,
 ) -> None:
     """Draw a study's report again.
@@ -61,8 +60,7 @@ def report(
     """
     from reports.pages.report import render_report
 
-    page = render_report(*_found(name, profile, out), without_missing=without_missing)
-    print(printable(f"Report: {page}"))
+    print(printable(f"Report: {render_report(*_found(name, profile, out))}"))
 
 
 def publish(
@@ -80,7 +78,6 @@ def publish(
 def compare(
     names: StudiesArgument,
     profile: cli.ProfileOption = None,
-    without_missing: cli.WithoutMissingOption = False,
     out: cli.OutOption = None,
 ) -> None:
     """Compare several studies in one table.
@@ -91,7 +88,7 @@ def compare(
     from reports.pages.compare import compare as write
 
     located = [_found(name, profile, out) for name in names]
-    page, text = write(located, Layout.at(out).root / "compare", without_missing=without_missing)
+    page, text = write(located, Layout.at(out).root / "compare")
     print(printable(f"{text}\nPage: {page}"))
 
 

@@ -9,8 +9,6 @@ FAULT = 4
 """Exit code, different from every verdict of `falsify` (0, 1, 3)."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-WITHOUT_MISSING = "--without-missing"
-"""Option of the commands that read results: what has gone is left out."""
 
 
 class UserError(Exception):

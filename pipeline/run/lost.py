@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from pipeline.errors import WITHOUT_MISSING, Lost
+from pipeline.errors import Lost
 from pipeline.run.dag import round_name
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import inside
@@ -34,25 +34,21 @@ def refuse_lost(
     folder: StudyFolder,
     records: Collection[TrialRecord],
     stages: Collection[str] | None = None,
-    *,
-    without_missing: bool = False,
     kept: Path | None = None,
 ) -> None:
     """Raise `Lost` where the artifact of one of these stages (of all, by default) of a trial is not there.
 
-    `without_missing`: only where no trial has kept its own results. `kept`: a file that stays as it is; named where it
-    exists.
+    `kept`: a file that stays as it is; named where it exists.
     """
-    gone, trials, bare = dict[Path, None](), dict[str, None](), set[str]()
+    gone, trials = dict[Path, None](), dict[str, None]()
     for record in records:
         for stage, ref in record.stages.items():
             if stages is None or stage in stages:
                 with folder.naming_remedy():
                     path = inside(folder.root, ref.path)
                 if not path.exists():
-                    gone[path] = trials[name := f"{record.arm} seed {record.seed}"] = None
-                    bare |= {name} if stage in OWN else set()
-    if not gone or (without_missing and len(bare) < sum(bool(OWN & record.stages.keys()) for record in records)):
+                    gone[path] = trials[f"{record.arm} seed {record.seed}"] = None
+    if not gone:
         return
     first = next(iter(gone))
     missing = [part for part in (first, *first.parents) if part.is_relative_to(folder.root) and not part.exists()]
@@ -61,6 +57,5 @@ def refuse_lost(
         f"{len(trials)} of {len(records)} recorded trials have lost results ({', '.join([*trials][:LISTED])}{more};"
         f" folders gone: {len(gone)}, of {', '.join(dict.fromkeys(path.parent.name for path in gone))})"
     )
-    without = [] if without_missing else [f"or use what is left with {WITHOUT_MISSING}"]
-    stays = [f"{kept} is unchanged"] if kept is not None and kept.exists() else []
-    raise Lost(missing[-1], why, "; ".join([f"restore the folder, or {folder.remedy}", *without, *stays]))
+    stays = f"; {kept} is unchanged" if kept is not None and kept.exists() else ""
+    raise Lost(missing[-1], why, f"restore the folder, or {folder.remedy}{stays}")

@@ -243,7 +243,7 @@ def _power(records: StudyRecords) -> tuple[Power, ...]:
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:
     """The verdicts that `falsify` gives, grouped by claim."""
-    judged = verdicts(records.study, records.folder, records.plan, missing_ok=True)
+    judged = verdicts(records.study, records.folder, records.plan)
     grouped = {
         falsifier.name: tuple(verdict for verdict in judged if verdict.name == falsifier.name)
         for falsifier in records.study.falsifiers

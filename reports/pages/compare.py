@@ -81,15 +81,13 @@ class Compared:
         return float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else None
 
 
-def compare(
-    found: Sequence[tuple[StudyFolder, Study]], root: Path, *, without_missing: bool = False
-) -> tuple[Path, str]:
+def compare(found: Sequence[tuple[StudyFolder, Study]], root: Path) -> tuple[Path, str]:
     """Compare recorded studies as `compare_studies` does. Raises `UserError` for one that is given twice, and what
     `load_records` does."""
     for at, (folder, study) in enumerate(found):
         if folder.path in [other.path for other, _ in found[:at]]:
             raise UserError(f"compare: the study '{study.argument}' is given twice; name different ones")
-    loaded = [load_records(folder, study, without_missing=without_missing) for folder, study in found]
+    loaded = [load_records(folder, study) for folder, study in found]
     return compare_studies([Compared(records, analyse(records)) for records in loaded], root)
 
 

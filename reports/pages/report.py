@@ -30,16 +30,14 @@ if TYPE_CHECKING:
     from reports.figures.style import Plot
 
 
-def render_report(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> Path:
+def render_report(folder: StudyFolder, study: Study) -> Path:
     """Write the report of a study from its records and return the page's path.
-
-    `without_missing`: see `reports.records.load.load_records`.
 
     Everything is made in a new folder, which then takes the place of the old one: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run or the folder cannot be written,
     `Damaged` for a file that is not what was written, and `Lost` where results are no longer on disk.
     """
-    records = load_records(folder, study, without_missing=without_missing)
+    records = load_records(folder, study)
     findings = analyse(records)
     replace_folder(folder.report, lambda new: build(records, findings, new))
     return folder.report / "index.html"

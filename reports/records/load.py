@@ -266,11 +266,11 @@ class _Gathered:
     stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
 
-def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = False) -> StudyRecords:
+def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     """Read study.json, all trial records and the tables of their artifacts.
 
     Raises `UserError` when the study was never run, `Damaged` for a file that is not what was written, and `Lost` where
-    results are no longer on disk; with `without_missing` only where no trial has kept its own.
+    results are no longer on disk.
     """
     require_run(folder, study)
     started = folder.started()
@@ -282,7 +282,7 @@ def load_records(folder: StudyFolder, study: Study, *, without_missing: bool = F
     records = _read_records(folder, plan, gathered.notes)
     digests = {(cell.arm, cell.seed): cell.digest for cell in plan}
     current = [record for cell, record in records.items() if record.config_digest == digests[cell]]
-    refuse_lost(folder, current, without_missing=without_missing, kept=folder.report / "index.html")
+    refuse_lost(folder, current, kept=folder.report / "index.html")
     rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
     _refuse_empty(folder, rows)
     gathered.notes += started.get("notes", [])

@@ -27,12 +27,12 @@ _STOPPED = {
 }
 
 
-def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, missing_ok: bool = False) -> list[Verdict]:
+def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list[Verdict]:
     """Return one verdict per falsifier, arm it applies to, and seed, in that order.
 
     A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
-    Raises `Damaged` for a record or a series that is not what was written, and `Gone` for a series or an evaluation
-    that is no longer in the store; with `missing_ok` the latter is NOT TESTED.
+    Raises `Damaged` for a record or a series that is not what was written; a claim whose series or evaluation is no
+    longer in the store is NOT TESTED (commands that judge call `pipeline.run.lost.refuse_lost` first).
     """
     found = []
     for falsifier in study.falsifiers:
@@ -43,7 +43,7 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned], *, miss
                 stale = "the record is of another configuration; run the study again"
                 one = untested(falsifier, stale if record else "no record; the trial has not run")
             else:
-                one = _judge(study, falsifier, folder, plan, record, Gone if missing_ok else ())
+                one = _judge(study, falsifier, folder, plan, record, Gone)
             found.append(replace(one, arm=cell.arm, seed=cell.seed))
     return found
 

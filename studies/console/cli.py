@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS
-from pipeline.errors import INTERRUPTED, WITHOUT_MISSING, UserError
+from pipeline.errors import INTERRUPTED, UserError
 from pipeline.named_files import place
 from pipeline.wording import control_character, printable
 from studies.hints import command
@@ -68,10 +68,6 @@ ExecutorOption = Annotated[
 ClusterOption = Annotated[
     Path | None,
     typer.Option("--cluster", metavar="FILE", help="YAML file with options of sbatch, such as account."),
-]
-WithoutMissingOption = Annotated[
-    bool,
-    typer.Option(WITHOUT_MISSING, help="Leave out results that are no longer on disk; without it, they are an error."),
 ]
 
 Report = Callable[["Study", "StudyFolder"], Path | None]
@@ -214,7 +210,6 @@ def falsify(
     profile: ProfileOption = None,
     settings: SetOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
-    without_missing: WithoutMissingOption = False,
     out: OutOption = None,
 ) -> None:
     """Judge a study's hypotheses and falsifiers on its records. Exit code: 0 all supported and survived, 1 refuted or
@@ -240,9 +235,8 @@ def falsify(
     overrides = parse_set(settings) if settings else started.get("overrides", {})
     claims = standing(raw, folder, profile or raw.profile, overrides)
     plan = planned(chosen, profile, overrides)
-    read = stages_read(chosen.falsifiers)
-    refuse_lost(folder, evidence(chosen, folder, plan), read, without_missing=without_missing)
-    judged = verdicts(chosen, folder, plan, missing_ok=without_missing)
+    refuse_lost(folder, evidence(chosen, folder, plan), stages_read(chosen.falsifiers))
+    judged = verdicts(chosen, folder, plan)
     found = _judge(folder, raw) if _judge and raw.hypotheses and started else {}
     outcome = overall(judged)
     if as_json:

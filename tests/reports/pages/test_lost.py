@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 
 from ablate import app
 from pipeline.errors import FAULT
-from studies.claims.falsifiers import EXIT_CODES
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
     assert call(built, "report").exit_code == 0
     page, aside = contents(built.folder.report), built.layout.root / "aside"
     shutil.move(built.layout.store, aside)
-    for words in (["report"], ["falsify"], ["compare"], ["report", "--without-missing"]):
+    for words in (["report"], ["falsify"], ["compare"]):
         done = call(built, *words)
         assert done.exit_code == FAULT, words
         assert f"{built.layout.store} is missing: 4 of 4 recorded trials have lost results" in done.stderr
@@ -48,17 +47,11 @@ def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
     assert contents(built.folder.report) == page
 
 
-def test_some_trials_are_left_out_only_where_that_is_asked_for(built: Built) -> None:
+def test_a_trial_that_has_lost_its_results_is_named(built: Built) -> None:
     gone = built.table("beta_0.2", 1, "train", "")
     shutil.rmtree(gone)
     for command in ("report", "falsify"):
         done = call(built, command)
         assert done.exit_code == FAULT
         assert f"{gone} is missing: 1 of 4 recorded trials have lost results (beta_0.2 seed 1;" in done.stderr
-        assert "--without-missing" in done.stderr
     assert not built.folder.report.exists()
-    assert call(built, "report", "--without-missing").exit_code == 0
-    assert "train/metrics.parquet is no longer in the store" in (built.folder.report / "index.html").read_text("utf-8")
-    judged = call(built, "falsify", "--without-missing")
-    assert judged.exit_code == EXIT_CODES["NOT TESTED"]
-    assert "3 SURVIVED, 1 NOT TESTED" in judged.stdout
