@@ -48,7 +48,7 @@ def run_task(task: Task, notify: Callable[[], None] = lambda: None) -> int:
         if asked_to_leave():  # whatever ended it then is no fault of its own
             return LEFT
         if is_disk_full(error):
-            status.end("failed", str(disk_full(error, run.layout.root)))
+            status.end("failed", str(disk_full(error)))
             return DISK_FULL
         with suppress(OSError):
             traceback.print_exc()

@@ -81,7 +81,7 @@ def beside(target: Path) -> Iterator[Path]:
         os.replace(path, target)
     except OSError as error:
         if is_disk_full(error):
-            raise disk_full(error, target) from error
+            raise disk_full(error) from error
         raise UserError(f"{target}: cannot be written: {error.strerror}") from None
     finally:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

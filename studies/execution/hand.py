@@ -40,8 +40,6 @@ LOOK_SECONDS = 0.3
 """Seconds between two looks for a task while other hands have all that is ready."""
 GRACE_SECONDS = 5.0
 """Seconds that a child may take to end after its signal."""
-STARTS = 3
-"""Times that a child is tried to be started: the server that forks it can be killed."""
 Say = Callable[[str, str], None]
 """Takes a line for the user, and its style."""
 
@@ -176,14 +174,8 @@ class Hand(Hands):
                 lock.release()
                 return False
             gpus = self._gpus.take(runtime.processes)
-        for left in reversed(range(STARTS)):
-            process: BaseProcess = self._context.Process(target=work, args=(task, ",".join(gpus)), name=task.label)
-            try:
-                process.start()
-                break
-            except (EOFError, ConnectionError):
-                if not left:
-                    raise
+        process: BaseProcess = self._context.Process(target=work, args=(task, ",".join(gpus)), name=task.label)
+        process.start()
         self._children.append(_Child(process, task, lock, gpus, time.monotonic() + _longest(task)))
         return True
 
@@ -224,7 +216,7 @@ def settle(agenda: Agenda, task: Task, code: int | None, say: Say) -> None:
     if code == USER_ERROR:
         raise UserError(f"{task.label}: {reason}")
     if code == DISK_FULL:
-        raise DiskFull(reason or str(disk_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), run.layout.root)))
+        raise DiskFull(reason or str(disk_full(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))))
     reason = reason or _in_words(code)
     log = run.folder.log_file(task.name)
     details = f"; details: {log}" if log.exists() else ""

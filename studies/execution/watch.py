@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,27 +36,18 @@ LEFT = ("elsewhere", "interrupted")
 """Outcomes of a process that ended before its task did."""
 
 
-@dataclass
-class _Running:
-    """A trial that runs, and its last status."""
-
-    status: Status
-    judged: float = float("-inf")
-    """The time when its health was last judged."""
-
-
 class Watch:
     """The state of a study as observed so far."""
 
     def __init__(self, run: Started, agenda: Agenda, display: Display) -> None:
         self._run, self._agenda, self._display = run, agenda, display
-        self._relative = {one.name for one in run.study.falsifiers if one.relative_to}
-        """Claims in which other arms are compared with the baseline."""
         self._cells: dict[str, Cell] = {}
         """Cells by the name under which their files stand."""
         self._written: dict[str, tuple[int, int]] = {}
         """Time and inode of each status file when it was last read; a clock's tick can hold two writings."""
-        self._running: dict[Key, _Running] = {}
+        self._running: dict[Key, Status] = {}
+        self._judged: dict[Key, float] = {}
+        """The time when the health of a running trial was last judged."""
         self._ended: set[Key] = set()
         self._fallen: set[tuple[str, int, str]] = set()
         """Arm, seed and name of the claims that have been shown as refuted."""
@@ -94,11 +85,11 @@ class Watch:
     def running(self) -> list[Running]:
         """The trials that run now and have begun to record."""
         return [
-            Running(cell.arm, cell.seed, cell.config, Path(one.status.metrics))
+            Running(cell.arm, cell.seed, cell.config, Path(one.metrics))
             for cell in list(self._cells.values())
             if (one := self._running.get((cell.arm, cell.seed)))
-            and one.status.metrics
-            and is_held(self._run.folder.lock_file(one.status.lock))
+            and one.metrics
+            and is_held(self._run.folder.lock_file(one.lock))
         ]
 
     def look(self) -> None:
@@ -126,12 +117,12 @@ class Watch:
 
     def _follow(self, cell: Cell, status: Status) -> None:
         """Judge the claims on a running trial, and its health, from its records so far. Claims relative to the baseline
-        wait until both trials have ended."""
-        one = self._running.setdefault((cell.arm, cell.seed), _Running(status))
+        wait for its end."""
+        key = cell.arm, cell.seed
+        self._running[key] = status
         claims = [
             claim for claim in claims_on(self._run.study, cell.arm) if not claim.evaluated and not claim.relative_to
         ]
-        one.status = status
         try:
             rows = merged(Path(status.metrics)) if status.metrics else {}
         except FileNotFoundError:  # not begun, or just moved to its final place
@@ -143,8 +134,8 @@ class Watch:
         verdicts = [evaluate(claim, series(claim.metric), 0) for claim in claims]
         self._show_fallen([replace(verdict, arm=cell.arm, seed=cell.seed) for verdict in verdicts])
         now = time.monotonic()
-        if now - one.judged >= HEALTH_SECONDS:
-            one.judged = now
+        if now - self._judged.get(key, float("-inf")) >= HEALTH_SECONDS:
+            self._judged[key] = now
             found = {key: (records[:, 0], records[:, 1]) for key in BANDS if len(records := np.array(series(key)))}
             self._display.health(cell.label, examine(found, dict(flatten(cell.config.model_dump(mode="json")))))
 
@@ -156,13 +147,7 @@ class Watch:
         if status is not None:
             self._display.notes(status)  # the process may have begun and ended between two looks
         self._display.ended(record, status.seconds if status is not None else None)
-        verdicts = of_record(study, folder, record, self._agenda.plan)
-        if record.arm == study.baseline and self._relative:  # it also decides claims on trials that ended before
-            for other in self._agenda.ended().values():
-                if other.seed == record.seed and other.arm != record.arm:
-                    found = of_record(study, folder, other, self._agenda.plan)
-                    verdicts += [one for one in found if one.name in self._relative]
-        self._show_fallen(verdicts)
+        self._show_fallen(of_record(study, folder, record, self._agenda.plan))
         with suppress(Damaged):  # its trial runs again at the next start
             self._display.health(f"{record.arm} seed {record.seed}", health_of(folder, record))
         if (search := self._agenda.search) is not None:
