@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from pipeline.config.base import NonNegative, Section, Stages, StrictlyPositive
+from pipeline.config.base import NonNegative, Section, StrictlyPositive
 from pipeline.config.effects import Beside
 
-Control = Literal["fixed", "adaptive", "linear", "cosine", "piecewise"]
-
-BEGINS = Beside(
-    "control other than piecewise, or a first stage that begins after 0",
-    lambda section: not section.begins_at_a_stage,
-    "stages",
-)
-"""Condition that the value at the start is ever in force."""
+Control = Literal["fixed", "adaptive", "linear", "cosine"]
 
 
 class AdaptiveSettings(Section):
@@ -30,18 +22,10 @@ class AdaptiveSettings(Section):
 class Scheduled(Section):
     """A section whose coefficient moves."""
 
-    control: Control = Field(
-        "fixed",
-        description=(
-            "how the coefficient moves. adaptive: towards a target; linear, cosine: to `end`; piecewise: as `stages`"
-            " says"
-        ),
-    )
+    control: Control = "fixed"
+    """adaptive: towards a target; linear, cosine: to `end`."""
     end: Annotated[NonNegative, Beside("control: linear or cosine", lambda section: section.anneals, "control")] = (
         Field(0.0, description="linear and cosine: the coefficient in the last update")
-    )
-    stages: Stages = Field(
-        (), description="piecewise: pairs [fraction, value]; the value holds from that fraction of the trial on"
     )
 
     @property
@@ -55,28 +39,11 @@ class Scheduled(Section):
         return self.control in ("linear", "cosine")
 
     @property
-    def begins_at_a_stage(self) -> bool:
-        """Return whether `start` itself is never in force."""
-        return self.control == "piecewise" and any(fraction == 0 for fraction, _ in self.stages)
-
-    @property
     def extremes(self) -> list[float]:
-        """The coefficient at the start, at the end and at the stages."""
-        later = [self.end] if self.anneals else [value for _, value in self.stages]
-        return later if self.begins_at_a_stage else [self.start, *later]
+        """The coefficient at the start and at the end."""
+        return [self.start, self.end] if self.anneals else [self.start]
 
     @property
     def acts(self) -> bool:
         """Return whether the coefficient is above 0 in some part of the trial."""
         return any(self.extremes)
-
-    @model_validator(mode="after")
-    def _stages_rise(self) -> Self:
-        fractions = [fraction for fraction, _ in self.stages]
-        if bool(fractions) != (self.control == "piecewise"):
-            raise ValueError(
-                "stages and control: piecewise need each other; for example stages: [[0.25, 0.1], [0.5, 0.05]]"
-            )
-        if any(late <= early for early, late in itertools.pairwise(fractions)):
-            raise ValueError(f"stages: the fractions {fractions} must rise")
-        return self

@@ -200,7 +200,6 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "adaptive": {"kl__control": "adaptive", "kl__adaptive__horizon": 20.0},
     "linear": {"kl__control": "linear", "kl__end": 0.5},
     "cosine": {"kl__control": "cosine", "kl__end": 0.5},
-    "piecewise": {"kl__control": "piecewise", "kl__stages": ((0.4, 0.5),)},
     "adaptive bonus": {
         "entropy__coef": 0.1,
         "entropy__control": "adaptive",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.base import NonNegative, StrictlyPositive
 from pipeline.config.effects import Chosen, When, setting
-from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Control, Scheduled
+from pipeline.schedule_settings import AdaptiveSettings, Control, Scheduled
 
 PENALTY = When(
     "a KL penalty: kl.beta above 0, or a schedule that goes above 0", lambda config: config.kl.acts, "kl.beta"
@@ -26,9 +26,7 @@ class KlTarget(AdaptiveSettings):
 class KlConfig(Scheduled):
     """The penalty on the KL to the reference, and how its weight beta moves."""
 
-    beta: Annotated[NonNegative, BEGINS] = Field(
-        0.05, description="weight of the penalty; the starting value when control is not fixed"
-    )
+    beta: NonNegative = Field(0.05, description="weight of the penalty; the starting value when control is not fixed")
     place: Annotated[Literal["reward", "score", "loss", "margin"], PENALTY] = Field(
         "reward",
         description=(
@@ -66,10 +64,7 @@ class KlConfig(Scheduled):
     )
     control: Annotated[Control, PENALTY] = Field(
         "fixed",
-        description=(
-            "how beta moves. adaptive: so that the KL comes near adaptive.target; linear, cosine: from beta to end;"
-            " piecewise: as stages says"
-        ),
+        description="how beta moves. adaptive: to bring the KL near adaptive.target; linear, cosine: from beta to end",
     )
     adaptive: Annotated[KlTarget, Chosen("control"), PENALTY] = KlTarget()
     hinge: Annotated[StrictlyPositive | None, ADAM_MOVES_THE_POLICY] = Field(

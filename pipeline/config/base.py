@@ -24,8 +24,6 @@ Tokens = Annotated[int, Field(gt=0, le=2**17)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Finite = Annotated[float, Field(ge=-MOST, le=MOST, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0.0)]
-Stages = tuple[tuple[Fraction, NonNegative], ...]
-"""A piecewise schedule: pairs [fraction, value], the value from that fraction of the trial on."""
 StrictlyPositive = Annotated[Finite, Field(gt=0.0)]
 
 

@@ -18,9 +18,8 @@ def scheduled(schedule: Scheduled, progress: float) -> float:
     """The coefficient at `progress` in [0, 1], 0 in the first update and 1 in the last: beta, or that of the entropy
     bonus.
 
-    linear: c₀ + (c₁ - c₀) p;  cosine: c₁ + (c₀ - c₁) (1 + cos πp) / 2;  piecewise: that of the last stage whose
-    fraction is at most p, c₀ before the first; fixed: c₀; adaptive: c₀ where it starts. c₀ is ``start``, c₁ is
-    ``end``.
+    linear: c₀ + (c₁ - c₀) p;  cosine: c₁ + (c₀ - c₁) (1 + cos πp) / 2;  fixed: c₀;  adaptive: c₀, where it
+    starts. c₀ is ``start``, c₁ is ``end``.
 
     >>> from pipeline.algorithms.kl_settings import KlConfig
     >>> scheduled(KlConfig(control="linear", beta=0.1, end=0.02), 0.25)
@@ -34,9 +33,6 @@ def scheduled(schedule: Scheduled, progress: float) -> float:
             return start + (end - start) * progress
         case "cosine":
             return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
-        case "piecewise":
-            reached = [value for fraction, value in schedule.stages if fraction <= progress]
-            return reached[-1] if reached else start
         case _:
             assert_never(schedule.control)
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pipeline.config.base import NonNegative, PartSettings, StrictlyPositive
 from pipeline.config.effects import Chosen, When
-from pipeline.schedule_settings import BEGINS, AdaptiveSettings, Control, Scheduled
+from pipeline.schedule_settings import AdaptiveSettings, Control, Scheduled
 
 BONUS = When(
     "an entropy bonus: entropy.coef above 0, or a schedule that goes above 0",
@@ -26,14 +26,14 @@ class EntropyTarget(AdaptiveSettings):
 class EntropyConfig(Scheduled, PartSettings):
     """The bonus on the policy's entropy in the loss, and how its weight moves."""
 
-    coef: Annotated[NonNegative, BEGINS] = Field(
+    coef: NonNegative = Field(
         0.0, description="weight of the entropy bonus in the loss; the starting value when control is not fixed"
     )
     control: Annotated[Control, BONUS] = Field(
         "fixed",
         description=(
             "how coef moves. adaptive: so that the entropy of the rollouts comes near adaptive.target; linear, cosine:"
-            " from coef to end; piecewise: as stages says"
+            " from coef to end"
         ),
     )
     adaptive: Annotated[EntropyTarget, Chosen("control")] = EntropyTarget()

@@ -41,8 +41,24 @@ GROUPS: dict[str, Changes] = {
 }
 """Settings that have no short form."""
 REFUSED = """
+ppo.kl_coeff=1 | unknown key 'ppo.kl_coeff'; did you mean 'kl.beta'?
+pppo.kl_coef=1 | unknown key 'pppo.kl_coef'; kl_coef is the key 'kl.beta'
+kl.beta=-1 | kl.beta = -1
+kl.beta=.nan | kl.beta = nan
+kl.beta=true | kl.beta = true: must be a number
+kl.beta='0.1' | kl.beta = '0.1': must be a number
+train.steps=2048.0 | train.steps = 2048.0: must be a whole number
+algorithm.whiten_rewards=1 | algorithm.whiten_rewards = 1: must be true or false
+data.prompt_length=[3,true] | data.prompt_length.1 = true: must be a whole number
+data.seed=-1 | data.seed = -1: must be greater than or equal to 0
+optimiser.lr=9e18 | optimiser.lr = 9e+18: must be less than or equal to 1000000000000
+algorithm.gae_lambda=1.5 | algorithm.gae_lambda = 1.5
+train.steps=100 | nearest: 96 or 112
+train.num_mini_batches=7 | batch_size 64 is no multiple of num_mini_batches 7
+model.hidden_size=97 | even multiple of heads
+nonsense | write it as section.key=value
+optimiser.lr={ | is not a YAML value
 algorithm.ratio=none | ratio 'none' leaves trust_region 'clip' nothing to bound; use trust_region: none
-algorithm.ratio=none algorithm.trust_region=cispo | leaves trust_region 'cispo' nothing to bound
 algorithm.ratio=none algorithm.trust_region=trpo | leaves trust_region 'trpo' nothing to bound
 algorithm.ratio=sequence_sum | needs one advantage for a whole response, and advantage 'gae' gives every token
 algorithm=reinforce_pp algorithm.ratio=sequence_sum | gives every token its own; use ratio: token or none
@@ -54,7 +70,6 @@ algorithm=grpo train.responses_per_prompt=5 | batch_size 64 is no multiple of re
 algorithm=reinforce train.num_epochs=2 | does not correct a second pass over a rollout, and train.num_epochs is 2
 algorithm=a_star_po train.num_epochs=2 kl.group=clause | does not correct a second pass over a rollout
 algorithm=grpo critic.kind=shared | critic.kind 'shared' is not for advantage 'group_norm'
-algorithm=a_star_po critic.kind=shared | critic.kind 'shared' is not for advantage 'v_star'
 algorithm=best_of_n critic.kind=shared | critic.kind 'shared' is not for advantage 'none': use none
 algorithm=a_star_po algorithm.v_star.samples=17 | is more than values.samples 16; raise the latter to at least 17
 algorithm=rloo algorithm.trust_region=kl_penalty | bounds the KL per token, and ratio 'sequence_sum' is that of a whole
@@ -86,19 +101,14 @@ algorithm.whiten_rewards=true FROM_REWARD | the critic has score units (critic.i
 critic.warmup_steps=2048 | critic.warmup_steps 2048 leaves the policy none of train.steps 2048; use fewer
 evaluate.best_of=0 | evaluate.best_of = 0: must be greater than 0
 evaluate.prompts=2048 | evaluate.prompts 2048 is more than data.heldout_prompts 1024; raise the latter
-evaluate.texts=1025 | it needs data.heldout_prompts to be at least evaluate.texts; change that
+evaluate.first_prompt=600 | 600 + evaluate.prompts 512 is more than data.heldout_prompts 1024; raise the latter to at
 runtime.processes=3 | runtime.processes 3 does not divide a mini-batch of 16 episodes
 algorithm=grop | did you mean 'grpo'
 entropy.control=adaptive | coef 0 stays 0 with control: adaptive, which multiplies it; start above 0
-entropy.coef=0.1 entropy.control=piecewise | stages and control: piecewise need each other
-entropy.stages=[[0.5,0.1]] | stages and control: piecewise need each other
-entropy.control=piecewise entropy.stages=[[0.5,0.1],[0.5,0.2]] | stages: the fractions [0.5, 0.5] must rise
-entropy.coef=-0.1 | entropy.coef = -0.1: must be greater than or equal to 0
 entropy.coef=0.1 entropy.control=adaptive entropy.adaptive.target=0 | entropy.adaptive.target = 0: must be greater
 entropy.coef=1 entropy.control=adaptive entropy.adaptive.horizon=12 | lets one rollout take entropy.coef to 0 or below
 kl.control=adaptive kl.adaptive.horizon=12 | kl.adaptive.horizon 12 lets one rollout take beta to 0 or below
 algorithm=best_of_n entropy.coef=0.1 | entropy.coef = 0.1 has no effect while algorithm.advantage is none
-algorithm=best_of_n train.steps=64 | train.steps = 64 has no effect while algorithm.advantage is none
 reward.kind=pairwise | reward.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE_PART | reward.parts.good.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE reward.pairwise.dimension=3 | reward.pairwise.dimension = 3: must be a multiple of 2
@@ -191,6 +201,7 @@ def test_a_ranking_counts_as_its_pairs() -> None:
 
 def test_rounds_split_the_updates_evenly_and_lose_none() -> None:
     assert (smoke().rounds, smoke(reward__learned__rounds=4).rounds) == (1, 4)
+    assert load_config("tiny", UNTRAINED, below={"reward.learned.rounds": 2}).rounds == 1
     assert [last_update(128, number, 4) for number in range(5)] == [0, 32, 64, 96, 128]
 
 
@@ -250,16 +261,13 @@ algorithm.v_star.samples=8 | | algorithm=a_star_po
 values.samples=32 | algorithm=rloo | algorithm=a_star_po
 kl.reward_estimator=k3 | kl.place=loss |
 train.missing_eos_penalty=2.0 | train.missing_eos=none |
-kl.beta=0.3 | kl.control=piecewise kl.stages=[[0,0.1]] | kl.control=piecewise kl.stages=[[0.5,0.1]]
 kl.place=loss | kl.beta=0.0 |
 kl.loss_estimator=k3 | | kl.place=loss
 kl.group=clause | kl.place=score | kl.place=loss
 kl.group_credit=last | kl.place=loss | kl.group=sentence
 kl.end=0.3 | kl.control=adaptive | kl.control=cosine kl.beta=0.0
 kl.adaptive.target=3.0 | | kl.control=adaptive
-entropy.coef=0.3 | entropy.control=piecewise entropy.stages=[[0,0.1]] |
 entropy.control=linear | | entropy.coef=0.1
-entropy.end=0.3 | entropy.coef=0.1 entropy.control=piecewise entropy.stages=[[0.5,0.0]] | entropy.control=cosine
 entropy.adaptive.target=0.5 | entropy.coef=0.1 | entropy.coef=0.1 entropy.control=adaptive
 optimiser.guard_kl=0.1 | | optimiser.guard=true
 evaluate.texts=1025 | | data.heldout_prompts=1025

@@ -75,14 +75,12 @@ def test_an_adaptive_coefficient_by_hand(name: str, start: str, knobs: dict[str,
         # 0.0882843.
         ("linear", [0.1, 0.08, 0.06, 0.04, 0.02]),
         ("cosine", [0.1, 0.0882842712, 0.06, 0.0317157288, 0.02]),
-        ("piecewise", [0.1, 0.05, 0.05, 0.0, 0.0]),
         ("fixed", [0.1] * 5),
     ],
 )
 def test_schedules_by_hand(section: str, control: str, expected: list[float]) -> None:
     knobs: dict[str, Any] = {"control": control, "beta" if section == "kl" else "coef": 0.1}
     knobs |= {"end": 0.02} if control in ("linear", "cosine") else {}
-    knobs |= {"stages": ((0.25, 0.05), (0.75, 0.0))} if control == "piecewise" else {}
     own = {f"{section}__{name}": value for name, value in knobs.items()}
     part: Any = parts_of(cfg(**{"kl__beta": 0.7, **own}, train__steps=16 * 101))[section]
     reached, terms = [], Terms()
