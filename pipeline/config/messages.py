@@ -67,22 +67,18 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
     if fault["type"] == "extra_forbidden":
         outer = key.rpartition(".")[0]
         return unknown_key(key, [f"{outer}.{name}" if outer else name for name in _fields_at(model, fault["loc"][:-1])])
-    if fault["type"] == "missing" and isinstance(fault["loc"][-1], int):
-        return f"{key.rpartition('.')[0]}: has too few entries"
+    if fault["type"] == "missing":
+        of_list = isinstance(fault["loc"][-1], int)
+        return f"{key.rpartition('.')[0]}: has too few entries" if of_list else f"key '{key}' is missing"
     if fault["type"] == "too_long":
         return f"{key}: has {context['actual_length'] or 'more'} entries; at most {context['max_length']} are allowed"
-    if fault["type"] == "missing":
-        return f"key '{key}' is missing"
     if fault["type"] == "too_short":
-        return (
-            f"{key}: needs at least {context['min_length']} {'entry' if context['min_length'] == 1 else 'entries'}, has"
-            " none"
-        )
+        return f"{key}: has {context['actual_length']} entries; at least {context['min_length']} are needed"
     plain = next((words for kind, words in PLAIN.items() if fault["type"].startswith(kind)), None)
     message = plain or str(fault["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("nput should be", "nput must be", 1)
     if fault["type"] == "literal_error":
-        message += nearest(str(fault["input"]), _quoted(context["expected"]))
+        message += nearest(str(fault["input"]), context["expected"].split("'")[1::2])  # 'a', 'b' or 'c'
     if not key or fault["type"] == "value_error":
         return f"{key}: {message}" if key else message
     if fault["loc"][-1] == "[key]":
@@ -95,11 +91,6 @@ def _yaml(value: Any) -> str:
     """A value as it stands in YAML, where that differs from Python; of a long one the ends."""
     plain = {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else None
     return plain or shown(repr(value))
-
-
-def _quoted(expected: str) -> list[str]:
-    """The texts in pydantic's list of allowed values: ``'a', 'b' or 'c'``."""
-    return expected.split("'")[1::2]
 
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:

@@ -15,18 +15,15 @@ TRAINING = ("train", "algorithm", "kl", "optimiser", "critic", "adapter", "repla
 """The sections that most studies are about."""
 
 
-def _words() -> dict[str, tuple[str, ...]]:
-    content = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8"))
-    return {word: tuple(keys.split()) for keys, words in content.items() for word in words}
-
-
-WORDS = _words()
+WORDS: dict[str, tuple[str, ...]] = {
+    word: tuple(keys.split())
+    for keys, words in yaml.safe_load(Path(__file__).with_name("words.yaml").read_text("utf-8")).items()
+    for word in words
+}
 """Names of a knob in papers and other libraries, lower case, and the keys that may be meant."""
 
 SYMBOLS = "beta = kl.beta, lambda = algorithm.gae_lambda, epsilon = algorithm.clip.epsilon, c1 = critic.vf_coef"
 """The four that every paper on PPO uses, for help texts and templates."""
-
-
 LONGEST = 200
 """Characters; a longer name is like none that there is, and to compare it takes seconds."""
 

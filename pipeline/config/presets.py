@@ -13,8 +13,6 @@ from pipeline.errors import UserError
 
 SHORT, NAME = "algorithm", "algorithm.name"
 """The short form that users may write, and the key that it stands for."""
-
-
 KNOBS = (
     "algorithm.advantage", "algorithm.ratio", "algorithm.trust_region", "algorithm.aggregation", "kl.place",
 )  # fmt: skip
@@ -31,12 +29,10 @@ class Preset:
     """Settings on top of the profile."""
 
 
-def _presets() -> dict[str, Preset]:
-    content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-    return {name: Preset(**preset) for name, preset in content.items()}
-
-
-PRESETS = _presets()
+PRESETS: dict[str, Preset] = {
+    name: Preset(**preset)
+    for name, preset in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8")).items()
+}
 
 
 def spelled_out(changes: Mapping[Any, Any]) -> dict[Any, Any]:

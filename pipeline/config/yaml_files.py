@@ -30,15 +30,6 @@ _DROPPED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value", "tag:yaml.
 """Tags of YAML for dates, ``=`` and ``<<``; here they are texts."""
 FAULTS = (yaml.YAMLError, ValueError, OverflowError, LookupError, RecursionError)
 """Exceptions of PyYAML: its scanner raises ValueError at "\\U99999999", its composer RecursionError at deep lists."""
-PLAIN = {
-    "'\\t'": "a tab stands where YAML wants spaces; indent with spaces",
-    "<block end>": "the indentation does not fit the lines above",
-    "mapping values are not allowed here": (
-        "a colon stands where none can: indent the line as its neighbours are, or quote the text"
-    ),
-    "found another document": "a second document begins ('---'); a file has one",
-}
-"""The parser's complaints that people meet most, in other words."""
 Where = tuple[str | int, ...]
 """The way to an entry: keys of mappings and positions in lists."""
 
@@ -112,7 +103,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=PlainLoader)  # a SafeLoader
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}, line {line}: {_plainly(error)}") from None
+        refused = "" if isinstance(error, Limit) else "not valid YAML: "
+        raise UserError(f"{path}, line {line}: {refused}{error.problem}") from None
     except FAULTS as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     except OSError as error:
@@ -155,10 +147,3 @@ def _entry(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | N
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark.line + 1, node.value[part]
     return None
-
-
-def _plainly(error: yaml.MarkedYAMLError) -> str:
-    problem = str(error.problem)
-    if isinstance(error, Limit):
-        return problem
-    return "not valid YAML: " + next((words for sign, words in PLAIN.items() if sign in problem), problem)

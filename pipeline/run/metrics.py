@@ -73,12 +73,10 @@ class Band:
         return f"{bounds}{times} in at least {100 * (1 - self.share):g} % of the records"
 
 
-def _bands() -> dict[str, tuple[Band, ...]]:
-    content = yaml.safe_load(Path(__file__).with_name("bands.yaml").read_text("utf-8"))
-    return {key: tuple(Band(**band) for band in bands) for key, bands in content.items()}
-
-
-BANDS = _bands()
+BANDS: dict[str, tuple[Band, ...]] = {
+    key: tuple(Band(**band) for band in bands)
+    for key, bands in yaml.safe_load(Path(__file__).with_name("bands.yaml").read_text("utf-8")).items()
+}
 """Series -> its bands, the gravest first."""
 
 

@@ -324,7 +324,8 @@ def _is_there(path: Path) -> bool:
 def _read(stage: str, key: str, path: Path, weights: bool) -> Artifact:
     manifest = read_manifest(path)
     for name in sorted({*manifest.files, *(name for name, _ in _files(path))}):
-        if weights or not _as_published(path / name, manifest.weights.get(name)):
+        file = path / name
+        if weights or not (file.is_file() and _state(file) == manifest.weights.get(name)):
             checked(path, name, manifest)
     return Artifact(stage, key, path, manifest.digest, manifest.meta, manifest.finished)
 
@@ -345,11 +346,6 @@ def _files(root: Path) -> Iterator[tuple[str, Path]]:
 def _state(path: Path) -> list[int]:
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns]
-
-
-def _as_published(path: Path, state: Any) -> bool:
-    """Return whether a file has this size and time."""
-    return path.is_file() and _state(path) == state
 
 
 def file_digest(path: Path) -> str:

@@ -7,9 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, Fault
@@ -64,19 +62,13 @@ def measured(
     for record in alike:
         charged = own_stages(record.stages) - {"reference", "evaluate"}
         for stage, ref in record.stages.items():
-            took = _json(layout.root / ref.path / "log" / "cost.json").get("wall_s")
-            if stage not in charged and took is not None:
-                times[stage][ref.key] = took
+            with suppress(Fault):  # most stages that take little keep no costs
+                took = read_json(layout.root / ref.path / "log" / "cost.json").get("wall_s")
+                if stage not in charged and took is not None:
+                    times[stage][ref.key] = took
     # A trial is also charged for stages that only its algorithm needs.
     training = [
         one.cost["wall_s"] - math.fsum(one.cost.get(f"{stage}_wall_s", 0.0) for stage in CHARGED) for one in alike
     ]
     means = {stage: fmean(seconds.values()) for stage, seconds in times.items()}
     return StageSeconds(len(alike), means, math.fsum(training) / sum(one.steps for one in alike))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; an empty one where there is none, or none that can be read."""
-    with suppress(Fault):
-        return read_json(path)
-    return {}

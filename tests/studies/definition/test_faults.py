@@ -24,7 +24,7 @@ FILES = {
     STUDY.replace("falsifiers:", "falsifiers: 3\nx:"): "line 10: falsifiers = 3: must be a list",
     HEAD: "no arms",
     HEAD + "arms: {}\n": "line 7: no arms",
-    HEAD + "grid: {optimiser.lr: []}\n": "grid.optimiser.lr: needs at least 1",
+    HEAD + "grid: {optimiser.lr: []}\n": "grid.optimiser.lr: has 0 entries; at least 1 are needed",
     HEAD + "grid: {kl.beta: [0.1, 0.1]}\n": "the arm 'beta=0.1' comes out more than once",
     HEAD + f"grid: {{kl.beta: {[*range(1, 60)]}, optimiser.lr: {[*range(1, 60)]}}}\n": "more than 1,000 arms",
     HEAD.replace("[0, 1]", str([*range(900)])) + f"arms: {{{', '.join(f'a{n}: {{}}' for n in range(12))}}}": (
