@@ -31,14 +31,11 @@ class Damaged(Fault):
 
 
 class Gone(Damaged):
-    """A file that is recorded and no longer there."""
+    """A file or folder that is recorded and no longer there."""
+
+    def __init__(self, path: Path, why: str = "no such file", remedy: str = "") -> None:
+        super().__init__(path, why, remedy)
 
     def __str__(self) -> str:
-        return f"{self.path} is missing" + (f"; {self.remedy}" if self.remedy else "")
-
-
-class Lost(Gone):
-    """Results of recorded trials that are no longer on disk."""
-
-    def __str__(self) -> str:
-        return f"{self.path} is missing: {self.why}; {self.remedy}"
+        why = "" if self.why == "no such file" else f": {self.why}"
+        return f"{self.path} is missing{why}" + (f"; {self.remedy}" if self.remedy else "")

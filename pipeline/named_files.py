@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import os
 import stat
 from pathlib import Path
 
@@ -20,8 +19,10 @@ UNREADABLE = (
     csv.Error,
 )  # fmt: skip
 """Exceptions of libraries at a file of another kind than its name suggests; pyarrow's own classes are subclasses."""
+FILE, FOLDER = "a file", "a folder"
 _KINDS = {
-    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: FILE,
+    stat.S_IFDIR: FOLDER,
     stat.S_IFIFO: "a pipe",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
@@ -37,32 +38,22 @@ def place(name: str | Path) -> Path:
         raise UserError(f"'{shown(name)}': there is no user of this name here; write the path out") from None
 
 
-def state(path: Path) -> os.stat_result | None:
-    """Return the status of a path, links followed; None where nothing is there, or no file system could hold it."""
+def kind_of(path: Path) -> str | None:
+    """Return what is at a path, links followed, in words; None where nothing is, or no file system could hold it."""
     try:
-        return path.stat()
+        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "something else")
     except (OSError, ValueError):
         return None
 
 
-def other_kind(path: Path) -> str | None:
-    """Return what is at a path instead of a plain file, in words; None where a plain file is, or nothing."""
-    found = state(path)
-    if found is None or stat.S_ISREG(found.st_mode):
-        return None
-    return _KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-
-
 def is_file(path: Path) -> bool:
     """Return whether a plain file is there; no path makes it raise, as a very long one does with `Path.is_file`."""
-    found = state(path)
-    return found is not None and stat.S_ISREG(found.st_mode)
+    return kind_of(path) == FILE
 
 
 def is_folder(path: Path) -> bool:
     """Return whether a folder is there."""
-    found = state(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    return kind_of(path) == FOLDER
 
 
 def require_file(path: Path, origin: str, most: int = MOST_BYTES) -> None:
@@ -72,12 +63,12 @@ def require_file(path: Path, origin: str, most: int = MOST_BYTES) -> None:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "its name holds a null character"
         raise UserError(f"{shown(origin, 400)}: cannot be read: {why}") from None
-    if kind := other_kind(path):
+    if (kind := _KINDS.get(stat.S_IFMT(found.st_mode), "something else")) != FILE:
         raise UserError(f"{shown(origin, 400)}: cannot be read: it is {kind}, and a file is needed")
     if found.st_size > most:
-        size = f"{found.st_size / 2**20:,.0f} MiB" if most >= 2**20 else f"{found.st_size:,} bytes"
-        limit = f"{most / 2**20:,.0f} MiB" if most >= 2**20 else f"{most:,} bytes"
-        raise UserError(f"{shown(origin, 400)}: cannot be read: it has {size}, and at most {limit} are read")
+        raise UserError(
+            f"{shown(origin, 400)}: cannot be read: it has {found.st_size:,} bytes, and at most {most:,} are read"
+        )
 
 
 def below(folder: Path, origin: str) -> list[Path]:

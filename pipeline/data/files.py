@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.config.names import nearest
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
-from pipeline.named_files import UNREADABLE, below, first_line, is_folder, leaves, require_file, state
+from pipeline.named_files import UNREADABLE, below, first_line, is_folder, kind_of, leaves, require_file
 from pipeline.run.store import file_digest
 from pipeline.wording import shown
 
@@ -63,7 +63,7 @@ def split_files(path: Path, key: str) -> dict[str, list[Path]]:
     `key` names in messages where the path stood. Raises `UserError` for what is absent or has another layout.
     """
     origin = f"{key} = '{shown(path, 400)}'"
-    if state(path) is None:
+    if kind_of(path) is None:
         raise UserError(f"{origin}: there is no such file or folder")
     if not is_folder(path):
         require_file(path, origin)

@@ -111,7 +111,7 @@ class StagePlan:
     stage: str
     key: str | None
     cached: bool
-    reason: Callable[[], str] = field(compare=False, repr=False)
+    reason: str | Callable[[], str] = field(compare=False, repr=False)
     """Gives `why`: it may read every artifact of the stage."""
     digest: str | None = None
     """Digest of the artifact that is there."""
@@ -119,7 +119,7 @@ class StagePlan:
     @cached_property
     def why(self) -> str:
         """The reason for building the stage or not."""
-        return self.reason()
+        return self.reason if isinstance(self.reason, str) else self.reason()
 
 
 def stages_of(stages: Sequence[Stage], config: Any) -> list[Stage]:
@@ -201,7 +201,7 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[Stage
     result = []
     for stage in ordered:
         if waiting := [need for need in stage.inputs(there).values() if need not in digests]:
-            result.append(StagePlan(stage.name, None, False, _always(f"waits for {', '.join(waiting)}")))
+            result.append(StagePlan(stage.name, None, False, f"waits for {', '.join(waiting)}"))
             continue
         identity = _identity(stage, config, digests)
         key, artifact, again = _key(identity), None, None
@@ -212,18 +212,10 @@ def plan(stages: Sequence[Stage], config: BaseModel, store: Store) -> list[Stage
             again = f"damaged: {error.path.name}: {error.why}"
         if artifact and again is None:
             digests[stage.name] = artifact.digest
-            result.append(
-                StagePlan(stage.name, key, True, _always("same configuration, inputs and code"), artifact.digest)
-            )
+            result.append(StagePlan(stage.name, key, True, "same configuration, inputs and code", artifact.digest))
         else:
-            result.append(
-                StagePlan(stage.name, key, False, _always(again) if again else partial(_why, identity, store))
-            )
+            result.append(StagePlan(stage.name, key, False, again or partial(_why, identity, store)))
     return result
-
-
-def _always(text: str) -> Callable[[], str]:
-    return lambda: text
 
 
 def _view(stage: Stage, config: Any) -> SimpleNamespace:

@@ -34,7 +34,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone, UserError
-from pipeline.named_files import other_kind, place
+from pipeline.named_files import FILE, kind_of, place
 
 Status = Literal["complete", "budget", "diverged", "pruned", "failed"]
 SEAL = "content_sha256"
@@ -251,12 +251,12 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON mapping. Raises `Damaged`, `Gone`, or `Fault` for a file that may not be read."""
-    if kind := other_kind(path):  # opening a pipe would never end
+    if (kind := kind_of(path)) not in (FILE, None):  # opening a pipe would never end
         raise Damaged(path, f"it is {kind}")
     try:
         content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
-        raise Gone(path, "no such file") from None
+        raise Gone(path) from None
     except OSError as error:
         raise Fault(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):  # no UTF-8, or no JSON

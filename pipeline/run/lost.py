@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from pipeline.errors import Lost
+from pipeline.errors import Gone
 from pipeline.run.dag import round_name
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.store import inside
@@ -36,7 +36,7 @@ def refuse_lost(
     stages: Collection[str] | None = None,
     kept: Path | None = None,
 ) -> None:
-    """Raise `Lost` where the artifact of one of these stages (of all, by default) of a trial is not there.
+    """Raise `Gone` where the artifact of one of these stages (of all, by default) of a trial is not there.
 
     `kept`: a file that stays as it is; named where it exists.
     """
@@ -58,4 +58,4 @@ def refuse_lost(
         f" folders gone: {len(gone)}, of {', '.join(dict.fromkeys(path.parent.name for path in gone))})"
     )
     stays = f"; {kept} is unchanged" if kept is not None and kept.exists() else ""
-    raise Lost(missing[-1], why, f"restore the folder, or {folder.remedy}{stays}")
+    raise Gone(missing[-1], why, f"restore the folder, or {folder.remedy}{stays}")

@@ -248,7 +248,7 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of the artifact in the folder `path`, consistent in itself. Raises `Damaged`, or `Gone` without such
     a folder."""
     if not path.exists():
-        raise Gone(path, "no such folder")
+        raise Gone(path)
     file = path / MANIFEST
     try:
         state = file.stat()
@@ -291,7 +291,7 @@ def checked(path: Path, name: str, manifest: Manifest) -> Path:
     """
     file = path / name
     if name not in manifest.files:
-        raise Damaged(file, "it is not in the manifest") if file.exists() else Gone(file, "no such file")
+        raise Damaged(file, "it is not in the manifest") if file.exists() else Gone(file)
     if not file.is_file():
         raise Damaged(file, "it is a folder" if file.is_dir() else "the manifest lists it, and it is not there")
     if file_digest(file) != manifest.files[name]:

@@ -35,7 +35,7 @@ def render_report(folder: StudyFolder, study: Study) -> Path:
 
     Everything is made in a new folder, which then takes the place of the old one: a render that is interrupted
     leaves the old report whole. Raises `UserError` when the study was never run or the folder cannot be written,
-    `Damaged` for a file that is not what was written, and `Lost` where results are no longer on disk.
+    `Damaged` for a file that is not what was written, and `Gone` where results are no longer on disk.
     """
     records = load_records(folder, study)
     findings = analyse(records)

@@ -269,7 +269,7 @@ class _Gathered:
 def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     """Read study.json, all trial records and the tables of their artifacts.
 
-    Raises `UserError` when the study was never run, `Damaged` for a file that is not what was written, and `Lost` where
+    Raises `UserError` when the study was never run, `Damaged` for a file that is not what was written, and `Gone` where
     results are no longer on disk.
     """
     require_run(folder, study)

@@ -103,7 +103,7 @@ def read_chain(folder: StudyFolder) -> list[Line]:
         texts = path.read_text("utf-8").splitlines()
     except FileNotFoundError:
         if head:
-            raise Gone(path, "no such file", REMEDY) from None
+            raise Gone(path, remedy=REMEDY) from None
         texts = []
     except (OSError, UnicodeDecodeError) as error:
         raise Damaged(path, str(error), REMEDY) from None

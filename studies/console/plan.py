@@ -15,24 +15,25 @@ from rich.text import Text
 from pipeline.config.effects import inert, value_at
 from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
-from pipeline.errors import UserError
+from pipeline.errors import Damaged, UserError
 from pipeline.resources.device import gpu_visible
 from pipeline.run.dag import StagePlan, likeness
-from pipeline.run.layout import Layout
-from pipeline.run.lost import OWN, own_stages
+from pipeline.run.layout import Layout, TrialRecord
+from pipeline.run.lost import own_stages
 from studies.console.summary import table
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
-from studies.execution.history import StageSeconds, all_records, measured
 from studies.execution.started import TRIALS
 from studies.execution.study import trial_count
 
 Planned = Sequence[tuple[Cell, Sequence[StagePlan]]]
 Runs = list[tuple[str, Cell]]
 """Stages that will run, each with a trial that has it."""
+MACHINE = ("platform", "device")
+"""Keys of a trial's environment on which its speed depends."""
 
 
 def print_plan(
@@ -58,20 +59,14 @@ def print_plan(
     plan = cells(compared, profile, overrides)
     module, idle = importlib.import_module(trials), False
     try:
-        records = all_records(layout)
         planned = [(cell, module.plan_trial(cell.config, layout)) for cell in plan]
         ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
         total = trial_count(study)
         own, shared = runs(planned)
         unknown = total - len(plan) - ended
         idle = not (own or shared or unknown)
-        time = (
-            ""
-            if idle
-            else _time(
-                own, shared, unknown, plan[0].config, measured(layout, records, chosen, _machine(module, plan)), chosen
-            )
-        )
+        left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
+        time = _time(left, _records(layout, chosen, _machine(module, plan))) if left else ""
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
@@ -113,20 +108,32 @@ def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
     return f"{n} of {total} trials will run" + ("" if n else f", but {again} will be built again")
 
 
-def _time(own: Runs, shared: Runs, unknown: int, config: TrialConfig, timed: StageSeconds | None, profile: str) -> str:
-    """Estimate how long that takes, from earlier trials of the profile on this machine."""
+def _records(layout: Layout, profile: str, machine: Mapping[str, str]) -> list[TrialRecord]:
+    """The sound records of trials of a profile, in any study, that were trained on such a machine."""
+    found = []
+    for path in sorted(layout.root.glob(f"studies/*/{profile}/study.json")):
+        folder = layout.study(path.parent.parent.name, profile)
+        for file in folder.trial_files():
+            with suppress(Damaged):  # a command that needs it names it
+                found.append(folder.read(file))
+    trained = [one for one in found if one.steps and "wall_s" in one.cost]
+    return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
+
+
+def _time(left: Sequence[Cell], measured: Sequence[TrialRecord]) -> str:
+    """Estimate the time of these trainings, of which a trial with rounds has several, from the cost of earlier
+    trials."""
     from studies.console.cli import default_jobs
 
-    if timed is None:
-        missing = f"no trial of profile {profile} has been measured on this machine"
-        return f"; how long that takes is not known yet: {missing}"
-    jobs = min(default_jobs(config), max(len({cell.label for _, cell in own}) + unknown, 1))
-    seconds = math.fsum(timed.of(stage, cell.config) for stage, cell in own)
-    seconds += unknown * math.fsum(timed.of(stage, config) for stage in sorted(OWN))
-    chains = len({chain_of(cell.config) for _, cell in shared})
-    once = math.fsum(timed.of(stage, cell.config) for stage, cell in shared)
-    took = duration(seconds / jobs + once / max(1, min(jobs, chains)))
-    return f", about {took} (measured on {timed.trials} earlier trial{'s' * (timed.trials > 1)}; {jobs} at once)"
+    configs = [cell.config for cell in left]
+    if not measured:
+        profile = configs[0].profile
+        return f"; how long that takes is not known yet: no trial of profile {profile} has been measured here"
+    jobs = min(default_jobs(configs[0]), math.ceil(math.fsum(1 / config.rounds for config in configs)))
+    steps = math.fsum(config.gradient_steps / config.rounds for config in configs)
+    each = math.fsum(one.cost["wall_s"] for one in measured) / sum(one.steps for one in measured)
+    trials = f"{len(measured)} earlier trial{'s' * (len(measured) > 1)}"
+    return f", about {duration(each * steps / jobs)} of training (measured on {trials}; {jobs} at once)"
 
 
 def stage_table(planned: Planned) -> Table:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.named_files import UNREADABLE, below, first_line, is_file, require_file, state
+from pipeline.named_files import UNREADABLE, below, first_line, is_file, kind_of, require_file
 from pipeline.run.layout import safe
 from studies.importing.maps import PROMPT_ID, Map, first, present
 
@@ -33,7 +33,7 @@ Cell = tuple[str, int]
 def find_logs(folder: Path, own: Map) -> tuple[dict[Cell, pd.DataFrame], dict[str, str]]:
     """The rows below a folder, or in one file, by arm and seed, indexed by file and place in it: ``line 4``, of JSON
     lists and parquet ``row 4``. And why other files are not read. Raises `UserError`, also where no log is found."""
-    if state(folder) is None:
+    if kind_of(folder) is None:
         raise UserError(f"{folder}: no such folder or file; {RULE}")
     root = folder if folder.is_dir() else folder.parent
     found, unread = dict[Cell, dict[str, pd.DataFrame]](), dict[str, str]()

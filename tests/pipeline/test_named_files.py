@@ -47,7 +47,7 @@ def test_what_is_no_file_is_refused_before_it_is_opened(odd: Path, name: str, wh
 
 def test_files_have_a_limit(odd: Path) -> None:
     require_file(odd / "link", "x", most=7)
-    with pytest.raises(UserError, match=r"^x: cannot be read: it has 7 bytes, and at most 6 bytes are read"):
+    with pytest.raises(UserError, match=r"^x: cannot be read: it has 7 bytes, and at most 6 are read"):
         require_file(odd / "link", "x", most=6)
 
 

@@ -30,7 +30,7 @@ from pipeline.errors import UserError
         ("a: what: why\n", ", line 1: not valid YAML: mapping values are not allowed here"),
         ("# nothing yet\n", ": the file is empty"),
         ("- 1\n", ": must be a mapping"),
-        ("#" * (MOST_BYTES + 1), ": cannot be read: it has 1 MiB, and at most 1 MiB are read"),
+        ("#" * (MOST_BYTES + 1), ": cannot be read: it has 1,048,577 bytes, and at most 1,048,576 are read"),
     ],
 )  # fmt: skip
 def test_yaml_that_is_not_plain_is_refused_at_its_line(tmp_path: Path, content: str | bytes, says: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from helpers import write_record, write_sealed
 from synthetic import Built, build
 
-from pipeline.errors import Damaged, Lost, UserError
+from pipeline.errors import Damaged, Gone, UserError
 from pipeline.run.layout import Layout, StudyFolder
 from reports.records.load import StudyRecords, find_study, load_records, load_search
 from studies.definition.schema import load_study
@@ -112,7 +112,7 @@ def test_what_is_damaged_is_one_line_with_its_file(small: Built, where: Any, cha
 
 def test_a_missing_artifact_and_one_outside_are_refused(small: Built) -> None:
     shutil.rmtree(small.table(*BASE, *CURVES).parent)
-    with pytest.raises(Lost, match=r"1 of \d recorded trials have lost results \(beta_0\.05 seed 0;"):
+    with pytest.raises(Gone, match=r"1 of \d recorded trials have lost results \(beta_0\.05 seed 0;"):
         small.read()
     record = small.folder.record(*BASE)
     outside = record.stages["train"].model_copy(update={"path": "../../../etc"})

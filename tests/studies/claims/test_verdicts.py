@@ -230,7 +230,7 @@ STUDY = (
 @pytest.mark.usefixtures("no_mlflow")
 @pytest.mark.parametrize("executor", ["inline", "processes"])
 def test_a_running_study_shows_the_verdicts_of_its_records(write_study: Write, layout: Layout, executor: str) -> None:
-    """`strong` runs after `weak`, so with it as the baseline the claim on `weak` is decided when `strong` has ended."""
+    """A claim on `weak` against `strong`, which runs after it, is judged at the end."""
     result, text = go(write_study(STUDY), layout, executor)
     by_claim = {(one.name, one.arm, one.seed): one for one in result.verdicts}
     assert {one.outcome for key, one in by_claim.items() if key[0] == "wins"} == {"FALSIFIED"}
@@ -238,7 +238,6 @@ def test_a_running_study_shows_the_verdicts_of_its_records(write_study: Write, l
     assert {key for key in by_claim if key[0] == "further"} == {("further", "weak", 0), ("further", "weak", 1)}
     fallen = by_claim["further", "weak", 0]
     assert (fallen.outcome, fallen.step) == ("FALSIFIED", 32)
-    assert text.count(f"weak seed 0: claim further FALSIFIED, {fallen.reason}\n") == 1
     again, text = go(write_study(STUDY), layout, executor)
     assert again.verdicts == result.verdicts
     assert "FALSIFIED" not in text, "what was recorded is not announced again"
