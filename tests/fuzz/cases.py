@@ -177,23 +177,21 @@ def name(draw: st.DrawFn) -> Case:
     return Case((*draw(st.sampled_from(calls)), "--out", OUT), files, ("mine.yaml", f"{bad}.yaml", "a.scored.csv"))
 
 
-@st.composite
-def data(draw: st.DrawFn) -> Case:
-    """Files of texts, and files to score."""
-    path, content = draw(table("answers"))
-    scored = Case(
-        ("score", path, "--reward", "lexicon", "--out", OUT), {path: content}, (f"answers.scored{Path(path).suffix}",)
-    )
-    path, content = draw(table("texts"))
-    read = Case(("read-texts", path, "--out", OUT), {path: content})
-    return draw(st.sampled_from((scored, read)))
+def read(kind: str, *words: str, writes: tuple[str, ...] = ()) -> st.SearchStrategy[Case]:
+    """A command on a table of a kind, whose path stands in the place of PATH."""
+
+    def case(made: tuple[str, bytes | str]) -> Case:
+        path, content = made
+        named = [word.replace("PATH", path) for word in words]
+        return Case((*named, "--out", OUT), {"small.yaml": STUDY, path: content}, writes)
+
+    return table(kind).map(case)
 
 
-@st.composite
-def preferences(draw: st.DrawFn) -> Case:
-    path, content = draw(table("pairs"))
-    read = Case(("read-preferences", path, "--out", OUT), {path: content})
-    return draw(st.sampled_from((read, planned(f"reward.preferences={path}", **{path: content}))))
+SCORED = tuple(f"answers.scored.{suffix}" for suffix in ("csv", "jsonl", "parquet"))
+data = read("texts", "read-texts", "PATH") | read("answers", "score", "PATH", "--reward", "lexicon", writes=SCORED)
+preferences = read("pairs", "read-preferences", "PATH")
+preferences |= read("pairs", "plan", "small.yaml", "--set", "reward.preferences=PATH")
 
 
 @cache
@@ -249,6 +247,6 @@ def request(draw: st.DrawFn) -> Case:
 
 
 KINDS: dict[str, st.SearchStrategy[Case]] = {
-    "study": study(), "profile": profile(), "set": setting(), "name": name(), "data": data(),
-    "preferences": preferences(), "reward": reward(), "log": log(), "request": request(),
+    "study": study(), "profile": profile(), "set": setting(), "name": name(), "data": data,
+    "preferences": preferences, "reward": reward(), "log": log(), "request": request(),
 }  # fmt: skip

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import signal
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import chdir, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from fuzz.cases import KINDS, ODD, OUT, Case
@@ -65,44 +64,40 @@ def _client() -> Any:
 @pytest.fixture(scope="module", autouse=True)
 def _commands() -> Iterator[None]:
     """Commands that read a file as a trial does."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("studies.definition.template.write_schema", lambda: None)
-        patch.setattr(ablate.app, "registered_commands", list(ablate.app.registered_commands))
-        patch.delenv("ABLATE_HOME", raising=False)
-        for function in (read_texts, read_preferences, ask_server):
-            ablate.app.command(function.__name__.replace("_", "-"))(ablate.guarded(function))
-        yield
-
-
-def fault(case: Case) -> tuple[int, str]:
-    """Exit code of a case, and which promise was broken; empty where none was."""
 
     def late(*_: Any) -> None:
         raise TimeoutError("hang")
 
-    before, shipped, root = signal.signal(signal.SIGALRM, late), loading.PROFILES, Path.cwd()
-    folder = Path(tempfile.mkdtemp(prefix="ablate-fuzz-"))
-    try:
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr("studies.definition.template.write_schema", lambda: None)
+        changed.setattr(ablate.app, "registered_commands", list(ablate.app.registered_commands))
+        changed.delenv("ABLATE_HOME", raising=False)
+        before = signal.signal(signal.SIGALRM, late)
+        for function in (read_texts, read_preferences, ask_server):
+            ablate.app.command(function.__name__.replace("_", "-"))(ablate.guarded(function))
+        yield
+        signal.signal(signal.SIGALRM, before)
+
+
+def fault(case: Case) -> tuple[int, str]:
+    """Exit code of a case, and which promise was broken; empty where none was."""
+    with TemporaryDirectory(prefix="ablate-fuzz-", ignore_cleanup_errors=True) as made, chdir(made):
+        folder = Path(made)
         for name, content in case.files.items():
             path = folder / name
             with suppress(OSError, ValueError):  # no file can have this name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 ODD[content](path) if isinstance(content, str) else path.write_bytes(content)
-        loading.PROFILES = folder / "profiles" if (folder / "profiles").exists() else shipped
         there = {path.name for path in folder.iterdir()} | {OUT, *case.writes}
-        os.chdir(folder)
-        signal.alarm(SECONDS)
-        done = CliRunner().invoke(ablate.app, list(case.arguments))
-        signal.alarm(0)
-        return done.exit_code, _judged(done) or ", ".join(
-            f"outside: {path.name}" for path in folder.iterdir() if path.name not in there
-        )
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-        os.chdir(root)
-        loading.PROFILES = shipped
-        shutil.rmtree(folder, ignore_errors=True)
+        profiles = folder / "profiles" if (folder / "profiles").exists() else loading.PROFILES
+        with patch.object(loading, "PROFILES", profiles):
+            signal.alarm(SECONDS)
+            try:
+                done = CliRunner().invoke(ablate.app, list(case.arguments))
+            finally:
+                signal.alarm(0)
+        more = [f"outside: {path.name}" for path in folder.iterdir() if path.name not in there]
+        return done.exit_code, _judged(done) or ", ".join(more)
 
 
 def _judged(done: Any) -> str:
