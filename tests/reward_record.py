@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from helpers import put_record, smoke, write_record, write_sealed
+from helpers import put_record, smoke, write_sealed
 from tinynets import network
 
 from pipeline.models.loading import prepared
 from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.learned import RewardModel
 from pipeline.run.layout import Layout, TrialRecord
-from pipeline.run.store import read_manifest, write_manifest
+from pipeline.run.store import write_manifest
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 VOCAB = 300
@@ -47,13 +47,3 @@ def recorded_reward(layout: Layout, study: str = "made", kind: str = "qwen2", pa
     record = put_record(layout, config, (prompts, reward), study)
     write_sealed(layout.study(study, "smoke").study_file, {})
     return record
-
-
-def note_reward(layout: Layout, record: TrialRecord, meta: dict[str, Any]) -> None:
-    """Change what the reward stage of a recorded trial noted."""
-    ref = record.stages["reward"]
-    path = layout.root / ref.path
-    write_manifest(path, "reward", path.name, {}, meta)
-    digest = read_manifest(path).digest
-    stages = {**record.stages, "reward": ref.model_copy(update={"digest": digest})}
-    write_record(layout.study(record.study, record.profile), record.model_copy(update={"stages": stages}))

@@ -14,6 +14,7 @@ from synthetic import WHOLE, Built, build
 
 from reports.findings.findings import Findings
 from reports.findings.pairs import SMALL_EFFECT, SMALLEST
+from reports.statistics import two_level
 from studies.claims.falsifiers import overall
 from studies.claims.verdicts import verdicts
 
@@ -52,6 +53,14 @@ def test_findings_are_those_that_were_built_in(demo: Built, findings: Findings) 
     wanted = verdicts(demo.study, demo.folder, demo.records.plan)
     assert list(findings.claims[0].verdicts) == wanted
     assert findings.claims[0].outcome == overall(wanted) == "FALSIFIED"
+
+
+def test_holm_runs_over_the_arms_of_one_metric(findings: Findings) -> None:
+    for metric in {effect.metric for effect in findings.effects}:
+        effects = findings.effects_on(metric)
+        assert [e.p_holm for e in effects] == pytest.approx(two_level.holm([e.p for e in effects]))
+        alone = [two_level.equivalence_p(e.estimate, e.smallest) for e in effects if e.smallest]
+        assert [e.p_equivalence for e in effects] == pytest.approx(two_level.holm(alone))
 
 
 def test_objective_that_exists_once_per_trial(tmp_path: Path) -> None:
