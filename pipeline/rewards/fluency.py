@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,8 +90,7 @@ def _digests(words: Sequence[str]) -> Iterator[int]:
         yield int.from_bytes(hashlib.blake2b(phrase.encode(), digest_size=8).digest(), "little")
 
 
-@dataclass(frozen=True)
-class FaultRule:
+class FaultRule(NamedTuple):
     """A fault: a measure beyond what all but a share of real texts have."""
 
     measure: str

@@ -64,16 +64,13 @@ RESPONSES = "pair_responses.parquet"
 
 def response_table(first: Episodes, second: Episodes, first_wins: Tensor) -> pd.DataFrame:
     """Rows of n pairs; first_wins (n,) bool."""
-    sides = [(first, second) if wins else (second, first) for wins in first_wins.tolist()]
-    return pd.DataFrame([_as_tokens(side, row) for row, pair in enumerate(sides) for side in pair])
-
-
-def _as_tokens(episodes: Episodes, row: int) -> dict[str, Any]:
-    return {
-        "prompt": episodes.query_responses[row, : episodes.context_length][episodes.query_mask[row]].tolist(),
-        "response": episodes.responses[row][episodes.response_mask[row]].tolist(),
-        "ended": bool(episodes.ended[row]),
-    }
+    rows = list[dict[str, Any]]()
+    for row, wins in enumerate(first_wins.tolist()):
+        for side in (first, second) if wins else (second, first):
+            prompt = side.query_responses[row, : side.context_length][side.query_mask[row]].tolist()
+            response = side.responses[row][side.response_mask[row]].tolist()
+            rows.append({"prompt": prompt, "response": response, "ended": bool(side.ended[row])})
+    return pd.DataFrame(rows)
 
 
 def read_responses(folder: Path, pad: int) -> Episodes:

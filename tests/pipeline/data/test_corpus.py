@@ -1,13 +1,19 @@
+"""Texts and pairs of files: what is read, left out, held out and refused; prompts, and texts as tokens."""
+
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
 from tables import write
 
 from pipeline.data.corpus import load_corpus
+from pipeline.data.preferences import read_preferences
+from pipeline.data.prompt_set import text_episodes
 from pipeline.data.prompts import make_prompts, opening
 from pipeline.data.settings import DataConfig, LocalSettings
 from pipeline.errors import UserError
@@ -73,29 +79,34 @@ def test_control_characters_and_broken_surrogates_do_not_survive(tmp_path: Path)
     assert all(text.isprintable() for text in texts)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("absent.parquet", None, "there is no such file"),
-        ("x.txt", "hello", "the format must be one of parquet, csv, jsonl"),
-        ("x.parquet", "no parquet", "cannot be read as parquet"),
-        (
-            "x.csv",
-            "review,label\na,1\n",
-            "x.csv: no column 'text'; its columns are review, label; needed are text",
-        ),
-        ("x.csv", "texts,label\na,1\n", "did you mean 'texts'?"),
-        ("x.csv", "text,label\ncaf\udce9,1\n", "x.csv: is not UTF-8 (byte 0xe9); convert it, for example with: iconv"),
-        ("x.jsonl", "{broken", "cannot be read as jsonl"),
-        ("x.csv", "text,label\na,1\n", "more texts are needed"),
-    ],
-)
+PAIRS = "prompt,chosen,rejected"
+BAD_TEXTS = [
+    ("absent.parquet", None, "there is no such file"),
+    ("x.txt", "hello", "the format must be one of parquet, csv, jsonl"),
+    ("x.parquet", "no parquet", "cannot be read as parquet"),
+    ("x.csv", "review,label\na,1\n", "x.csv: no column 'text'; its columns are review, label; needed are text"),
+    ("x.csv", "texts,label\na,1\n", "did you mean 'texts'?"),
+    ("x.csv", "text,label\ncaf\udce9,1\n", "x.csv: is not UTF-8 (byte 0xe9); convert it, for example with: iconv"),
+    ("x.jsonl", "{broken", "cannot be read as jsonl"),
+    ("x.csv", "text,label\na,1\n", "more texts are needed"),
+]
+BAD_PAIRS = [
+    ("absent.parquet", None, "absent.parquet': there is no such file"),
+    ("x.csv", "prompt,choosen,rejected\na,b,c\n", "no column 'chosen'; did you mean 'choosen'"),
+    ("x.csv", f"{PAIRS}\na,b,b\n", "x.csv': 1 rows leave 0 pairs to train on and 0 held out"),
+    ("x.jsonl", "\n[]\n", "line 2 is list and no object"),
+    ("x.jsonl", '\n\n{"prompt": "a"\n', "cannot be read as jsonl: line 3: Expecting ',' delimiter"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), [*BAD_TEXTS, *BAD_PAIRS])
 def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, content: str | None, says: str) -> None:
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
+    pairs_alone = (name, content, says) in BAD_PAIRS
     with pytest.raises(UserError) as error:
-        load_corpus(local(path))
+        read_preferences(path, KEY) if pairs_alone else load_corpus(local(path))
     assert says in str(error.value)
     assert str(path) in str(error.value) or "more texts are needed" in says
     assert "\n" not in str(error.value)
@@ -148,3 +159,72 @@ def test_the_tokenizer_is_total_reproducible_and_keeps_pad_apart() -> None:
     assert (one.pad_token, one.eos_token) == (PAD, EOS)
     for text in ("", "ü漢字 🎬", "The acting\nwas\tgood"):
         assert one.decode(one(text)["input_ids"]) == text
+
+
+KEY = "reward.preferences"
+
+
+def pairs(n: int) -> pd.DataFrame:
+    return pd.DataFrame({"prompt": [f"Film {i} was" for i in range(n)], "chosen": " good.", "rejected": " bad."})
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_every_format_gives_the_same_pairs(tmp_path: Path, suffix: str) -> None:
+    found, note = read_preferences(write(tmp_path / f"preferences.{suffix}", pairs(30)), KEY)
+    assert (len(found), int(found["heldout"].sum())) == (30, 3)
+    assert set(zip(found["chosen"], found["rejected"], strict=True)) == {(" good.", " bad.")}, "the space stays"
+    assert "30 rows read, 0 left out" in note
+
+
+def test_useless_rows_are_left_out_and_no_prompt_is_on_both_sides(tmp_path: Path) -> None:
+    useless = [pairs(3), pairs(2).assign(rejected=" good."), pairs(2).assign(chosen=None)]
+    path = write(tmp_path / "pairs.parquet", pd.concat([pairs(30), pairs(30).assign(chosen=" fine."), *useless]))
+    found, note = read_preferences(path, KEY)
+    assert len(found) == 60
+    assert "67 rows read, 7 left out" in note
+    assert not set(found[found["heldout"]]["prompt"]) & set(found[~found["heldout"]]["prompt"])
+
+
+def test_a_folder_keeps_its_own_test_split_and_white_space_at_the_seam(tmp_path: Path) -> None:
+    seams = {
+        "prompt": ["It was ", "It  was", "", "Great<br />it", "Film 1 was"],
+        "chosen": ["good", "\n\ngood", " Good.", "self", " in both"],
+        "rejected": ["x"] * 5,
+    }
+    write(tmp_path / "train.parquet", pd.DataFrame(seams))
+    write(tmp_path / "test.parquet", pairs(3))
+    found, _ = read_preferences(tmp_path, KEY)
+    assert found.loc[found["heldout"], "prompt"].tolist() == [f"Film {i} was" for i in range(3)]
+    kept = found[~found["heldout"]]
+    assert (kept["prompt"] + kept["chosen"]).tolist() == ["It was good", "It was good", "Good.", "Great itself"]
+
+
+def test_no_text_without_a_prompt_is_on_both_sides(tmp_path: Path) -> None:
+    write(tmp_path / "train.csv", pd.DataFrame({"prompt": "", "chosen": ["a", "b"], "rejected": ["c", "d"]}))
+    write(tmp_path / "test.csv", pd.DataFrame({"prompt": "", "chosen": ["x", "e"], "rejected": ["d", "f"]}))
+    found, note = read_preferences(tmp_path, KEY)
+    assert found["chosen"].tolist() == ["a", "b", "e"]
+    assert "4 rows read, 1 left out" in note
+
+
+def test_texts_as_episodes() -> None:
+    tokenizer = train_tokenizer(["abc"], 258)  # every byte is a token
+    end = tokenizer.eos_token_id
+
+    def of(prompt: str, completion: str, most: int) -> tuple[str, str, bool, bool]:
+        episodes = text_episodes(tokenizer, ["xyz", prompt], ["w", completion], most, torch.device("cpu"))
+        query = episodes.query_responses[1, : episodes.context_length][episodes.query_mask[1]]
+        response = episodes.responses[1][episodes.response_mask[1]]
+        assert bool(episodes.ended[1]) == (int(response[-1]) == end)
+        return (
+            tokenizer.decode(query),
+            tokenizer.decode(response[response != end]),
+            bool(episodes.ended[1]),
+            len(query) + len(response) <= most,
+        )
+
+    assert of("ab", "cd", 10) == ("ab", "cd", True, True)
+    assert of("", "cd", 10) == ("c", "d", True, True)
+    assert of("ab", "cdefgh", 6) == ("ab", "cdef", False, True)
+    assert of("abcdefgh", "ij", 6) == ("fgh", "ij", True, True)
+    assert of("abcdefgh", "ijkl", 6) == ("fgh", "ijk", False, True)

@@ -22,6 +22,7 @@ from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.opponents import OPPONENTS, Against, less_mean, read_opponents, save_opponents
+from pipeline.rewards.pairwise import PairwiseModel
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
@@ -46,11 +47,6 @@ def kept(outcome: TrialOutcome) -> pd.DataFrame:
     return pd.read_parquet(outcome.artifacts["reward"].path / OPPONENTS)
 
 
-def texts_of(outcome: TrialOutcome) -> list[str]:
-    prompts = outcome.artifacts["prompts"]
-    return [*PromptSet.load(prompts, "train").texts, *PromptSet.load(prompts, "heldout").texts]
-
-
 def answers(outcome: TrialOutcome, prompts: list[str], texts: list[str]) -> Completions:
     """Any responses; the tokens are those of the texts."""
     tokenizer = PromptSet.load(outcome.artifacts["prompts"], "train").tokenizer
@@ -62,7 +58,8 @@ def answers(outcome: TrialOutcome, prompts: list[str], texts: list[str]) -> Comp
 
 
 def test_every_prompt_has_its_opponents_once(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
-    different = list(dict.fromkeys(texts_of(outcome)))
+    sets = (PromptSet.load(outcome.artifacts["prompts"], part).texts for part in ("train", "heldout"))
+    different = list(dict.fromkeys(text for texts in sets for text in texts))
     assert kept["prompt"].tolist() == [prompt for prompt in different for _ in range(2)]
     assert kept["draw"].tolist() == [0, 1] * len(different)
     assert {len(numbers) for numbers in kept["numbers/reward"]} == {5}
@@ -77,14 +74,11 @@ def test_the_reward_is_the_mean_probability_of_beating_them(outcome: TrialOutcom
     calibrated = proxy.parts["reward"]
     win = (calibrated(batch) * calibrated.std + calibrated.mean).tolist()
     assert all(0 < share < 1 for share in win)
-    numbers = calibrated.raw._numbers(batch).double().numpy()  # type: ignore[attr-defined]
+    numbers = calibrated.raw._numbers(batch).double()  # type: ignore[attr-defined]
     for row, prompt in enumerate(prompts):
-        shares = []
-        for theirs in kept.loc[kept["prompt"] == prompt, "numbers/reward"]:
-            (s, *v), (t, *w) = numbers[row], theirs
-            logit = s - t + v[0] * w[1] - v[1] * w[0] + v[2] * w[3] - v[3] * w[2]
-            shares.append(1 / (1 + np.exp(-logit)))
-        assert win[row] == pytest.approx(np.mean(shares), abs=1e-5)
+        theirs = torch.tensor(np.stack(kept.loc[kept["prompt"] == prompt, "numbers/reward"].to_list())).double()
+        shares = PairwiseModel.margin(numbers[row], theirs).sigmoid()
+        assert win[row] == pytest.approx(float(shares.mean()), abs=1e-5)
     with pytest.raises(UserError, match=r"no opponents for the prompt 'Not a prompt'"):
         proxy(answers(outcome, ["Not a prompt"], [""]))
 

@@ -124,24 +124,18 @@ def test_a_trial_is_trained_on_a_class_of_the_users_own_and_judged_by_another(
     assert own_digests(cell.config for cell in cells(study) if cell.arm == "learned") == {}
 
 
-@pytest.mark.parametrize(
-    ("short", "says"),
-    [
-        (
-            "reward.kind: mine:Shrt",
-            "reward.kind = 'mine:Shrt': {folder}/mine.py has no class 'Shrt'; did you mean 'Short'?",
-        ),
-        (
-            "reward.kind: absent.module:Short",
-            "there is no module 'absent.module'; searched (the folder of the study file",
-        ),
-        ("reward.kind: mine:Silent", "the class cannot score; give it __call__(self, completions)"),
-        ("reward.kind: mine:Short, reward.settings: {long: 5}", "unknown key 'reward.settings.long'; did you mean"),
-        ("reward.kind: mine:Short, reward.settings.longest: many", "reward.settings.longest = 'many': must be a whole"),
-        ("reward.kind: mine:Words, reward.settings: {a: 1}", "unknown key 'reward.settings.a'"),
-        ("judge.also: {x: {kind: mine:Silent}}", "judge.also.x.kind = 'mine:Silent': the class cannot score"),
-    ],
-)
+WRONG = {
+    "reward.kind: mine:Shrt": "reward.kind = 'mine:Shrt': {folder}/mine.py has no class 'Shrt'; did you mean 'Short'?",
+    "reward.kind: absent.module:Short": "there is no module 'absent.module'; searched (the folder of the study file",
+    "reward.kind: mine:Silent": "the class cannot score; give it __call__(self, completions)",
+    "reward.kind: mine:Short, reward.settings: {long: 5}": "unknown key 'reward.settings.long'; did you mean",
+    "reward.kind: mine:Short, reward.settings.longest: many": "reward.settings.longest = 'many': must be a whole",
+    "reward.kind: mine:Words, reward.settings: {a: 1}": "unknown key 'reward.settings.a'",
+    "judge.also: {x: {kind: mine:Silent}}": "judge.also.x.kind = 'mine:Silent': the class cannot score",
+}
+
+
+@pytest.mark.parametrize(("short", "says"), WRONG.items())
 def test_a_class_that_does_not_fit_is_one_line_with_the_place_in_the_study(folder: Path, short: str, says: str) -> None:
     path = write(folder, short)
     study = load_study(path)
