@@ -22,7 +22,7 @@ from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import KINDS, TRAINED
-from pipeline.rewards.opponents import Compare, less_mean
+from pipeline.rewards.opponents import Compare
 from pipeline.rewards.rankings import Ranked, comparisons, in_order
 from pipeline.rewards.settings import RewardConfig
 from pipeline.training.supervised import Supervised
@@ -37,7 +37,7 @@ def model_of(kind: str) -> type[RewardModel]:
 def compared(kind: str) -> Compare:
     """Return the comparison of an answer with its opponents for any kind of reward: a score less their mean, unless its
     model has another way."""
-    return model_of(kind).against if kind in TRAINED else less_mean
+    return (model_of(kind) if kind in TRAINED else RewardModel).against
 
 
 WEIGHT_DECAY = 0.01
@@ -88,8 +88,11 @@ class RewardModel(nn.Module):
 
     @staticmethod
     def against(mine: Tensor, theirs: Tensor) -> Tensor:
-        """The reward (B,) that answers get against their k opponents."""
-        return less_mean(mine, theirs)
+        """A score less the mean score of k opponents, (B,); scores (B,) against (B, k).
+
+        Computed in fp64: scores that lie close together would lose most of their digits in an fp32 mean.
+        """
+        return (mine.double() - theirs.double().mean(1)).float()
 
     def save(self, folder: Path) -> None:
         self.lm.save_pretrained(folder / TRUNK)

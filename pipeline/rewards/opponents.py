@@ -20,20 +20,10 @@ from torch import Tensor
 from pipeline.errors import UserError
 from pipeline.rewards.base import Completions
 
-Numbers = Callable[[Completions], Tensor]
-"""Gives each answer a score, (B,), or an embedding, (B, d)."""
 Compare = Callable[[Tensor, Tensor], Tensor]
 """Numbers of answers, (B,) or (B, d), and of their k opponents, (B, k) or (B, k, d): rewards (B,)."""
 Table = Mapping[str, Tensor]
 """Numbers of the k opponents of each prompt, (k,) or (k, d)."""
-
-
-def less_mean(mine: Tensor, theirs: Tensor) -> Tensor:
-    """A score less the mean score of k opponents, (B,); scores (B,) against (B, k).
-
-    Computed in fp64: scores that lie close together would lose most of their digits in an fp32 mean.
-    """
-    return (mine.double() - theirs.double().mean(1)).float()
 
 
 class Against:

@@ -21,7 +21,8 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.rewards.base import Completions, as_scores
-from pipeline.rewards.opponents import OPPONENTS, Against, less_mean, read_opponents, save_opponents
+from pipeline.rewards.learned import RewardModel
+from pipeline.rewards.opponents import OPPONENTS, Against, read_opponents, save_opponents
 from pipeline.rewards.pairwise import PairwiseModel
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
@@ -121,7 +122,7 @@ def test_a_score_less_the_mean_of_the_opponents_of_its_prompt(tmp_path: Path) ->
     numbers = torch.stack([Length()(one) for one in drawn], dim=1)
     save_opponents(tmp_path, drawn, {"part": numbers})
     assert pd.read_parquet(tmp_path / OPPONENTS)["completion"].tolist() == ["a", "aaa", "b", "bbbbb"]
-    reward = Against(Length(), less_mean, read_opponents(tmp_path)["part"])
+    reward = Against(Length(), RewardModel.against, read_opponents(tmp_path)["part"])
     rows = [("two", "aaaa"), ("one", "aaaa"), ("two", ""), ("one", "a")]
     assert reward(completions(*rows)).tolist() == [1, 2, -3, -1]
     assert reward(completions(*rows[::-1])).tolist() == [-1, -3, 2, 1]
