@@ -26,22 +26,10 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, positions, response_mask
 
-BLOCK = 256
-"""Tokens that are summed up first where a token is drawn from a large vocabulary."""
-SMALL = 1024
-"""A vocabulary up to this size is summed up token by token."""
+CARD_LOGITS = 2**24
+"""Logits that a token is drawn from at once on a card, which bounds the memory of their float64 sums."""
 KEEP = 0.9
 """Rows that have ended leave the batch when at most this fraction of it is left."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Episodes, and the log-probs of their tokens under the sampler's own network."""
-
-    episodes: Episodes
-    logprobs: Tensor | None
-    """(B, T) nats, at the sampling temperature, 0 on invalid tokens. None where the network is that of the training
-    forward, in the same precision."""
 
 
 @dataclass(frozen=True)
@@ -62,25 +50,19 @@ class EagerSampler:
     def sample(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Episodes:
         """queries (B, P) int64 left-padded, query_mask (B, P) bool, noise (B, T) in [0, 1), uniform. Raises
         `MemoryFull`."""
-        return self.draw(queries, query_mask, noise).episodes
+        parts = self.room.over(len(queries), lambda rows: self.some(queries[rows], query_mask[rows], noise[rows]))
+        responses = torch.cat(parts)
+        ends, width = responses == self.eos_id, noise.shape[1]
+        ended = ends.any(1)
+        mask = response_mask(torch.where(ended, ends.int().argmax(1) + 1, width), width)
+        return Episodes(torch.cat([queries, responses], dim=1), query_mask, mask, ended)
 
     def greedy(self, queries: Tensor, query_mask: Tensor, longest: int) -> Episodes:
         """The likeliest token at each place, at most `longest` of them; the rest as for `sample`."""
         return replace(self, temperature=0.0).sample(queries, query_mask, torch.zeros(len(queries), longest))
 
-    def draw(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Drawn:
-        """The same with log-probabilities, which show how far the sampler is from the training forward."""
-        parts = self.room.over(len(queries), lambda rows: self.some(queries[rows], query_mask[rows], noise[rows]))
-        responses = torch.cat([tokens for tokens, _ in parts])
-        logprobs = [one for _, one in parts if one is not None]
-        ends, width = responses == self.eos_id, noise.shape[1]
-        ended = ends.any(1)
-        mask = response_mask(torch.where(ended, ends.int().argmax(1) + 1, width), width)
-        episodes = Episodes(torch.cat([queries, responses], dim=1), query_mask, mask, ended)
-        return Drawn(episodes, torch.where(mask, torch.cat(logprobs), 0.0) if logprobs else None)
-
     @torch.inference_mode()
-    def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
+    def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Tensor:
         """Responses (B, T) of rows that are in memory together; what stands behind their ends means nothing."""
         from transformers import DynamicCache
 
@@ -124,7 +106,7 @@ class EagerSampler:
                     tensor[kept] for tensor in (tokens, place, mask, noise, live, open_)
                 )
             read = mask[:, : seen + t + 1]
-        return responses, None
+        return responses
 
 
 def distinct(queries: Tensor, query_mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,64 +121,22 @@ def inverse_cdf(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> Tens
     """Sample from softmax(logits / temperature) by one uniform number a row; logits (B, V), noise (B,), returns (B,)
     int64.
 
-    Of a large vocabulary a block is drawn first, by the masses of the blocks, and then a token of that block.
-    All cumulative sums are in float64: summed in fp32, the tail of a vocabulary of 150,000 falls below the
-    rounding and is never drawn.
+    Cumulative sums are in float64: summed in fp32, the tail of a vocabulary of 150,000 falls below the rounding and is
+    never drawn.
 
     >>> inverse_cdf(torch.log(torch.tensor([[0.2, 0.5, 0.3]])), torch.tensor([0.65])).tolist()
     [1]
     """
-    return drawn(logits, noise, temperature)[0]
-
-
-def drawn(logits: Tensor, noise: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The tokens of `inverse_cdf`, and the probability of each, (B,) fp32: of a block, and of the token in it.
-
-    >>> tokens, p = drawn(torch.log(torch.tensor([[0.2, 0.5, 0.3]])), torch.tensor([0.65]))
-    >>> tokens.tolist(), round(float(p), 3)
-    ([1], 0.5)
-    """
-    vocab = logits.shape[1]
-    noise = noise.double().unsqueeze(1)
-    if vocab <= SMALL:
-        p = _softmax(logits, temperature)
-        token = _find(_cumulative(p), noise)
-        return token.squeeze(1), p.gather(1, token).squeeze(1)
-    rows = max(1, cpu.LOGITS // vocab) if logits.device.type == "cpu" else len(logits)
-    masses = torch.cat([_block_masses(part, temperature) for part in torch.split(logits, rows)])
-    cumulative = _cumulative(masses)
-    block = _find(cumulative, noise)
-    # How far into its block.
-    within = 1 - (cumulative.gather(1, block) - noise * cumulative[:, -1:]) / masses.gather(1, block)
-    tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-    inside = tokens.clamp(max=vocab - 1)
-    few = _softmax(logits.gather(1, inside).masked_fill(tokens >= vocab, -torch.inf), temperature)
-    place = _find(_cumulative(few), within.clamp(min=0))
-    p = masses.gather(1, block) * few.gather(1, place)
-    return inside.gather(1, place).squeeze(1), p.squeeze(1)
-
-
-def _softmax(logits: Tensor, temperature: float) -> Tensor:
-    return torch.softmax(logits if temperature == 1 else logits / temperature, dim=-1)
-
-
-def _block_masses(logits: Tensor, temperature: float) -> Tensor:
-    """Probabilities of the blocks of the vocabulary, (B, blocks); the last one may be short."""
-    p = _softmax(logits, temperature)
-    whole = p.shape[1] // BLOCK * BLOCK
-    masses = [p[:, :whole].view(len(p), -1, BLOCK).sum(-1), p[:, whole:].sum(1, keepdim=True)]
-    return torch.cat(masses[: 1 + (whole < p.shape[1])], dim=1)
-
-
-def _cumulative(masses: Tensor) -> Tensor:
-    return masses.double().cumsum(-1)
-
-
-def _find(cumulative: Tensor, noise: Tensor) -> Tensor:
-    """The part of (B, n) into which the uniform number (B, 1) of each row falls; (B, 1)."""
-    # Scaled by the last entry, so that the rounding of the sum leaves no gap at the end; past it only where logits are
-    # not finite.
-    return torch.searchsorted(cumulative, noise * cumulative[:, -1:], right=True).clamp(max=cumulative.shape[1] - 1)
+    rows = max(1, (cpu.LOGITS if logits.device.type == "cpu" else CARD_LOGITS) // logits.shape[1])
+    tokens = []
+    for part, numbers in zip(torch.split(logits, rows), torch.split(noise.double().unsqueeze(1), rows), strict=True):
+        p = torch.softmax(part if temperature == 1 else part / temperature, dim=-1)
+        cumulative = p.cumsum(-1, dtype=torch.float64)
+        # Scaled by the last entry, so that the rounding of the sum leaves no gap at the end; past it only where logits
+        # are not finite.
+        found = torch.searchsorted(cumulative, numbers * cumulative[:, -1:], right=True)
+        tokens.append(found.squeeze(1).clamp(max=logits.shape[1] - 1))
+    return torch.cat(tokens)
 
 
 def tokenize_prompts(tokenizer: Any, prompts: list[str]) -> tuple[Tensor, Tensor]:

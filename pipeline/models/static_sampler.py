@@ -19,9 +19,7 @@ from torch import Tensor, nn
 from pipeline.models.anatomy import CausalLM
 from pipeline.models.fp32_heads import Fp32Head
 from pipeline.models.precision import DTYPES, Precision
-from pipeline.models.sampling import EagerSampler, drawn
-
-TINY = torch.finfo(torch.float32).tiny
+from pipeline.models.sampling import EagerSampler, inverse_cdf
 
 
 def choose_sampler(
@@ -56,15 +54,23 @@ class StaticSampler(EagerSampler):
     compilation: Any = None
     """The `CompileConfig` of transformers that a step is compiled with; None: it is not."""
 
-    def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Responses and log-probabilities (B, T) of rows that are in memory together."""
+    def some(self, queries: Tensor, query_mask: Tensor, noise: Tensor) -> Tensor:
+        """Responses (B, T) of rows that are in memory together."""
         from transformers import GenerationConfig
 
         (rows, context), width = queries.shape, noise.shape[1]
-        choice = _Choice(context, noise.to(queries.device), self.temperature)
+        noise = noise.to(queries.device)
+
+        def choose(tokens: Tensor, logits: Tensor) -> Tensor:
+            """Make the token that the noise draws the likeliest one; at temperature 0 it stays."""
+            if not self.temperature:
+                return logits
+            chosen = inverse_cdf(logits, noise[:, tokens.shape[1] - context], self.temperature)
+            return torch.full_like(logits, -torch.inf).scatter_(1, chosen.unsqueeze(1), 0.0)
+
         wanted = GenerationConfig(
             max_new_tokens=width,
-            do_sample=False,  # of what `choice` leaves
+            do_sample=False,  # of what `choose` leaves
             eos_token_id=self.eos_id,
             pad_token_id=self.pad_id,
             compile_config=self.compilation,
@@ -76,29 +82,11 @@ class StaticSampler(EagerSampler):
                 attention_mask=query_mask.long(),
                 past_key_values=_cache()(config=self.lm.config, max_cache_len=context + width),
                 generation_config=wanted,
-                logits_processor=[choice],
+                logits_processor=[choose],
             )[:, context:]
         responses = torch.full((rows, width), self.pad_id, dtype=queries.dtype, device=queries.device)
         responses[:, : tokens.shape[1]] = tokens
-        return responses, choice.logprobs
-
-
-class _Choice:
-    """A step of `generate` whose likeliest token is the one that the noise draws."""
-
-    def __init__(self, context: int, noise: Tensor, temperature: float) -> None:
-        """`context`: columns of the prompts; noise (B, T). At temperature 0 the likeliest token stays."""
-        self.context, self.noise, self.temperature = context, noise, temperature
-        self.logprobs = torch.zeros(noise.shape, device=noise.device)
-
-    def __call__(self, tokens: Tensor, logits: Tensor) -> Tensor:
-        if not self.temperature:
-            return logits
-        t = tokens.shape[1] - self.context
-        chosen, p = drawn(logits, self.noise[:, t], self.temperature)
-        # Rounding can leave a product of two probabilities at 0.
-        self.logprobs[:, t] = p.clamp(min=TINY).log()
-        return torch.full_like(logits, -torch.inf).scatter_(1, chosen.unsqueeze(1), 0.0)
+        return responses
 
 
 @cache

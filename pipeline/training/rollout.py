@@ -66,7 +66,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
         metrics = {
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
-            **sampling_metrics(episodes, share.sampler_logprobs, measured),
+            **sampling_metrics(episodes),
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **baseline_metrics(judged, final, cfg),
             **(replay_metrics(judged, replayed, share.beside, discount(cfg)) if replayed else {}),
@@ -89,8 +89,6 @@ class _Share:
 
     episodes: Episodes
     scores: Scores
-    sampler_logprobs: Tensor | None
-    """(B, T) log-probabilities by the sampler, where it has a network of its own."""
     measured: Measured
     beside: Tensor
     """(B,) int64 tokens sampled beside the episodes: for greedy responses or replayed states."""
@@ -104,18 +102,18 @@ def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts.rows), cfg.train.response_length, cfg.train.seed, "rollout", update)
-        found = context.sampler.draw(prompts.queries[share], prompts.query_mask[share], noise[share])
+        episodes = context.sampler.sample(prompts.queries[share], prompts.query_mask[share], noise[share])
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = score_rows(context, found.episodes, prompts.rows[share])
+        scores = score_rows(context, episodes, prompts.rows[share])
         # 4 log-probs, reference log-probs and values by the training forward
-        measured = measure(context, found.episodes, context.start)
-    own = _Share(found.episodes, scores, found.logprobs, measured, torch.zeros_like(found.episodes.lengths))
+        measured = measure(context, episodes, context.start)
+    own = _Share(episodes, scores, measured, torch.zeros_like(episodes.lengths))
     if ADVANTAGES[cfg.algorithm.advantage].greedy:
         greedy, beside = greedy_baseline(context, prompts, share)
         return replace(own, greedy=greedy, beside=beside)
     if has_replay(cfg):
-        replayed, beside = replay(context, prompts, found.episodes, share, update)
+        replayed, beside = replay(context, prompts, episodes, share, update)
         return replace(own, replayed=replayed, beside=beside)
     return own
 
@@ -162,17 +160,10 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
     }
 
 
-def sampling_metrics(episodes: Episodes, sampler_logprobs: Tensor | None, measured: Measured) -> dict[str, float]:
-    """Length of the responses, share that ended and repetition; and the distance of `sampler_logprobs` (B, T), nats, of
-    a sampler with a network of its own, from the training forward on the tokens that it drew."""
-    mask = episodes.response_mask
-    found = {
+def sampling_metrics(episodes: Episodes) -> dict[str, float]:
+    """Length of the responses, share that ended and repetition."""
+    return {
         "objective/length": float(episodes.lengths.float().mean()),
         "objective/eos_rate": float(episodes.ended.float().mean()),
-        "objective/repetition": repetition(episodes.responses, mask),
+        "objective/repetition": repetition(episodes.responses, episodes.response_mask),
     }
-    if sampler_logprobs is not None:
-        d = measured.logprobs - sampler_logprobs
-        found["objective/sampler_gap"] = float(masked_mean(d.abs(), mask))
-        found["objective/sampler_ratio"] = float(masked_mean(d.exp(), mask))
-    return found

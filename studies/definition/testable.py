@@ -31,14 +31,6 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     (setting("algorithm.advantage", "remax"), ("objective/greedy_reward",)),
     (
         When(
-            "runtime.sampler: static, or auto on a GPU",
-            lambda config: config.runtime.static_sampler(config.runtime.device != "cpu"),
-            "runtime.sampler",
-        ),
-        ("objective/sampler_gap", "objective/sampler_ratio"),
-    ),
-    (
-        When(
             "an advantage among the responses to a prompt",
             lambda config: ADVANTAGES[config.algorithm.advantage].least_responses > 1,
             "algorithm.advantage",

@@ -36,7 +36,6 @@ from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_mask
 from pipeline.models.precision import GradientSteps, Precision
-from pipeline.models.sampling import Drawn
 from pipeline.models.seeding import permutation, stream
 from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
 from pipeline.training.part import Terms, parts_of
@@ -168,7 +167,7 @@ def context_of(case: Case, actor: ActorCritic) -> RolloutContext:
     def score(_: Episodes, rows: list[int]) -> Scores:
         return Scores(scores_of(case), scores_of(case), [""] * len(rows), [""] * len(rows))
 
-    given: Any = SimpleNamespace(draw=lambda *_: Drawn(case.episodes, None))
+    given: Any = SimpleNamespace(sample=lambda *_: case.episodes)
     alone, room = Ranks.of(torch.device("cpu")), Room("rows", BATCH)
     terms = Terms(case.cfg.kl.beta)
     return RolloutContext(

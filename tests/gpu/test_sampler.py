@@ -51,12 +51,12 @@ def test_a_token_is_that_of_the_inverse_transform_in_float64(vocab: int, tempera
     assert np.mean(found == reference(logits.numpy(), u, temperature)) > 0.8
 
 
-def small(vocab: int = 1024) -> CausalLM:
+def small() -> CausalLM:
     """A network whose responses end now and then."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
-    sizes = {**MEDIUM, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": vocab}
+    sizes = {**MEDIUM, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1024}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
     network = Qwen2ForCausalLM(Qwen2Config(**{**sizes, **heads}))
     with torch.no_grad():
@@ -94,9 +94,9 @@ def test_tokens_with_a_cache_are_those_of_a_whole_forward_for_each(record_proper
 # --- the static sampler ---
 
 
-def samplers(precision: str, vocab: int = 1024) -> tuple[EagerSampler, EagerSampler]:
+def samplers(precision: str) -> tuple[EagerSampler, EagerSampler]:
     """The eager one, and the one that a trial has on the device where it selects the static sampler."""
-    eager = EagerSampler(fp32_logits(small(vocab)), 1.0, Room("rows", ROWS), **IDS)
+    eager = EagerSampler(fp32_logits(small()), 1.0, Room("rows", ROWS), **IDS)
     return eager, choose_sampler("static", eager, Precision(torch.device(DEVICE), precision), pytest.fail)
 
 
@@ -111,14 +111,13 @@ def alike(one: Episodes, other: Episodes) -> float:
     return float((one.query_responses == other.query_responses).all(1).float().mean())
 
 
-@pytest.mark.parametrize("vocab", [1024, 8192])  # of a large one a block is drawn first
 @pytest.mark.parametrize("precision", ALIKE)
 def test_compiled_steps_draw_what_the_eager_sampler_draws(
-    precision: str, vocab: int, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
+    precision: str, monkeypatch: pytest.MonkeyPatch, record_property: pytest.RecordProperty
 ) -> None:
     choose(monkeypatch, precision)
     made, ms = [], []
-    for sampler in samplers(precision, vocab):
+    for sampler in samplers(precision):
         with Precision(torch.device(DEVICE), precision).autocast():
             sampled(sampler)  # the first call compiles
             began = time.perf_counter()

@@ -16,7 +16,7 @@ from pipeline.models.fp32_heads import fp32_logits
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.packing import ARCHITECTURES
-from pipeline.models.policy import Episodes, gather, log_probs, response_hidden
+from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
 from pipeline.models.quantization import quantize
 from pipeline.models.sampling import EagerSampler
@@ -70,14 +70,9 @@ def same(one: Episodes, other: Episodes) -> bool:
 def test_texts_are_those_of_the_eager_sampler(architecture: str, temperature: float, changes: dict[str, Any]) -> None:
     model, noise = opinionated(architecture, **changes), uniforms(ROWS, STEPS, "static")
     eager, static = both(model, temperature)
-    found, wanted = static.draw(*prompts(), noise), eager.sample(*prompts(), noise)
-    assert same(found.episodes, wanted)
+    found, wanted = static.sample(*prompts(), noise), eager.sample(*prompts(), noise)
+    assert same(found, wanted)
     assert len(set(wanted.lengths.tolist())) > 4
-    assert found.logprobs is not None
-    with torch.no_grad():
-        log_pi = log_probs(model, response_hidden(model, wanted), temperature)
-    torch.testing.assert_close(found.logprobs[wanted.response_mask], gather(log_pi, wanted.labels), atol=2e-4, rtol=0)
-    assert bool((found.logprobs[~wanted.response_mask] == 0).all())
     assert same(static.greedy(*prompts(), STEPS), eager.greedy(*prompts(), STEPS))
     eager, static = both(model, temperature, rows=7, pad=EOS)
     assert same(static.sample(*prompts(), noise), eager.sample(*prompts(), noise))
@@ -118,16 +113,10 @@ def test_in_half_precision_it_is_the_policy_under_autocast_and_leaves_it_as_it_w
     before = {name: (parameter, parameter.detach().clone()) for name, parameter in model.named_parameters()}
     eager, static = both(model, precision="bf16")
     noise = uniforms(ROWS, 8, "half")
-    found = static.draw(*prompts(), noise)
+    found = static.sample(*prompts(), noise)
     with precision.autocast():
         wanted = eager.sample(*prompts(), noise)
-        with torch.no_grad():
-            log_pi = log_probs(model, response_hidden(model, found.episodes), 1.0)
-    alike = (found.episodes.query_responses == wanted.query_responses).all(1).float().mean()
-    assert alike > 0.7
-    assert found.logprobs is not None
-    gap = found.logprobs[found.episodes.response_mask] - gather(log_pi, found.episodes.labels)
-    assert float(gap.abs().mean()) < precision.tolerance
+    assert (found.query_responses == wanted.query_responses).all(1).float().mean() > 0.7
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()
     assert all(after[name] is one and torch.equal(one, value) for name, (one, value) in before.items())
@@ -154,10 +143,10 @@ def test_a_compiled_step_draws_and_counts_what_an_uncompiled_one_does(
     for number in range(3):
         noise = uniforms(ROWS, STEPS, "compiled", number)
         spent[:] = 0.0, 0.0
-        wanted, counted = static.draw(*prompts(), noise), tuple(spent)
+        wanted, counted = static.sample(*prompts(), noise), tuple(spent)
         spent[:] = 0.0, 0.0
-        found = compiled.draw(*prompts(), noise)
-        assert same(found.episodes, wanted.episodes)
+        found = compiled.sample(*prompts(), noise)
+        assert same(found, wanted)
         assert tuple(spent) == counted
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] > 0

@@ -64,7 +64,7 @@ def metrics_of(one: Experience) -> dict[str, float]:
     return {
         **drift_metrics(one.measured, one.episodes.response_mask),
         **reward_metrics(scores, f64(2.0, -1.0), non_score),
-        **sampling_metrics(one.episodes, one.measured.ref_logprobs, one.measured),
+        **sampling_metrics(one.episodes),
     }
 
 
@@ -85,8 +85,6 @@ def test_rollout_metrics_by_hand() -> None:
         "objective/length": 1.5,
         "objective/eos_rate": 0.5,
         "objective/repetition": 0.0,
-        "objective/sampler_gap": 0.5,
-        "objective/sampler_ratio": (math.e + math.exp(-0.5) + 1) / 3,
         "reward/a": 1.5,
         "objective/gold/b": 0.5,
     }

@@ -10,11 +10,9 @@ import torch
 from helpers import smoke
 from tinytrial import CONTROLS, run
 
-from pipeline.run.metrics import METRICS
 from pipeline.stages.graph import STAGES
 
 STATIC = {"sampler": "static"}
-OWN = {"objective/sampler_gap", "objective/sampler_ratio"}
 
 
 @pytest.mark.parametrize("control", ["fixed", "lora", "remax", "vine_ppo"])  # the last two sample beside the rollout
@@ -23,14 +21,8 @@ def test_a_training_is_that_of_the_eager_sampler(control: str, tmp_path: Path) -
     outcome, series, weights = run(tmp_path / "static", runtime=STATIC, **knobs)
     wanted_outcome, wanted, wanted_weights = run(tmp_path / "eager", **knobs)
     assert (outcome.status, outcome.tokens) == (wanted_outcome.status, wanted_outcome.tokens)
-    assert {step: {k: v for k, v in row.items() if k not in OWN} for step, row in series.items()} == wanted
+    assert series == wanted
     assert all(torch.equal(weights[name], tensor) for name, tensor in wanted_weights.items())
-    rollouts = [row for row in series.values() if "objective/kl" in row]
-    assert rollouts
-    for row in rollouts:
-        assert OWN <= row.keys() <= METRICS.keys()
-        assert 0 <= row["objective/sampler_gap"] < 1e-5
-        assert row["objective/sampler_ratio"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_the_sampler_is_part_of_the_identity_of_training_alone() -> None:
