@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from pipeline.config.effects import inert
 from pipeline.config.runtime import CapsConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
@@ -126,36 +124,28 @@ def remedy(config: TrialConfig) -> str:
         for changes, found in fitting_changes(config)
     ]
     if not ways:
-        return "No single knob makes it fit, nor all of them together: take a smaller base, or raise the cap"
+        return "No single knob makes it fit: take a smaller base, or raise the cap"
     return f"{'Any one of these' if len(ways) > 1 else 'This'} makes it fit: {'; '.join(ways)}"
 
 
 def fitting_changes(config: TrialConfig) -> list[tuple[Changes, Forecast]]:
-    """Single changes that make a trial fit, each with its forecast, those that keep the result first; where none does,
-    as few together as are needed."""
+    """Changes that each make a trial fit by itself, with their forecasts, those that keep the result first."""
     train, unit = config.train, config.train.steps_per_update * config.rounds
     ladders: list[list[Changes]] = [
         *([change] for change in CHANGES),
         [{"train.response_length": int(train.response_length * share)} for share in SHARES],
         [{"train.steps": int(train.steps * share) // unit * unit} for share in SHARES],
+        # Down to 8: with fewer rows a card waits for its weights.
+        [{"runtime.micro_batch_size": rows} for rows in (64, 32, 16, 8) if rows < config.runtime.micro_batch_size],
     ]
-    for key in ("micro_batch_size", "rollout_batch_size"):  # down to 8: with fewer a card waits for its weights
-        rows = getattr(config.runtime, key)
-        halves = [rows // 2**times for times in range(1, rows.bit_length()) if rows // 2**times >= 8]
-        ladders += [[{f"runtime.{key}": fewer} for fewer in halves]] * bool(halves)
-    if single := [found for ladder in ladders if (found := _first(config, ladder))]:
-        return single
-    together: Iterable[Changes] = accumulate(
-        (ladder[-1] for ladder in ladders), lambda before, more: {**before, **more}
-    )
-    return [found for found in [_first(config, together)] if found]
+    return [found for ladder in ladders if (found := _first(config, ladder))]
 
 
 def _first(config: TrialConfig, ladder: Iterable[Changes]) -> tuple[Changes, Forecast] | None:
-    """The first changes with which the trial fits, without those that have no effect."""
+    """The first changes with which the trial fits."""
     for changes in ladder:
         if (so := changed(config, changes)) and (found := predict(so)) and found.fits:
-            return {key: value for key, value in changes.items() if inert(so, key) is None}, found
+            return changes, found
     return None
 
 

@@ -1,7 +1,5 @@
 """The networks of a trial in numbers: sizes counted from their configurations on tensors that have no memory, and how
 much of each network is trained.
-
-Only forecasts read this file. No stage does, so another model in `PUBLISHED` leaves every key as it is.
 """
 
 from __future__ import annotations
@@ -13,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.model import ModelConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.data.settings import MOST_PROMPT_TOKENS
-from pipeline.models.anatomy import blocks_of, trunk
+from pipeline.models.anatomy import trunk
 from pipeline.models.loading import scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps
 from pipeline.resources.device import gpu_visible
@@ -28,14 +24,10 @@ from pipeline.rewards.learned_settings import is_judged
 from pipeline.run.hub import cause_of_absence
 
 TOKENS_PER_WORD = 1.5
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "Qwen/Qwen1.5-0.5B": {
-        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 1024, "intermediate_size": 2816,
-        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
-        "max_position_embeddings": 32_768, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-"""The config file of the base of the profile `t4`, so that its plan needs no network."""
+PUBLISHED = Path(__file__).with_name("published")
+"""Folders with the ``config.json`` of bases, by names on the hub: the plan of the profile `t4` needs no network."""
+CLASSIFIER = 125_000_000
+"""Parameters assumed of every classifier: those of a base model of twelve layers, width 768 and 50,000 words."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +36,7 @@ class Shape:
 
     `attention`: width of all heads together; `kv`: numbers cached per position, over all layers; `maps`: weights of the
     linear maps in all blocks; `ports`: their inputs and outputs, summed, which are the parameters of a LoRA adapter of
-    rank 1; `blocks`, `outside`, `head`: parameters of the blocks, of embeddings and final norm, and of an untied
-    language-modelling head; `kept_fp32`, `kept_half`: bytes per position that a forward keeps for its backward.
+    rank 1; `trunk`, `parameters`: parameters without a language-modelling head and in all, a tied head counted once.
     """
 
     vocab: int
@@ -55,30 +46,13 @@ class Shape:
     kv: int
     maps: int
     ports: int
-    blocks: int
-    outside: int
-    head: int
-    kept_fp32: float
-    kept_half: float
-
-    @property
-    def trunk(self) -> int:
-        """Parameters without a language-modelling head."""
-        return self.blocks + self.outside
-
-    @property
-    def parameters(self) -> int:
-        """All parameters, a tied head counted once."""
-        return self.trunk + self.head
+    trunk: int
+    parameters: int
 
     @property
     def head_map(self) -> int:
         """Weights of the language-modelling head, tied or not."""
         return self.vocab * self.hidden
-
-
-CLASSIFIER = 125_000_000
-"""Parameters assumed of every classifier: those of a base model of twelve layers, width 768 and 50,000 words."""
 
 
 def shape_of(config: TrialConfig) -> Shape | None:
@@ -97,12 +71,11 @@ def scratch_shape(sizes: ModelConfig, vocabulary: int) -> Shape | None:
 
 def _configuration(model: str, revision: str | None) -> Any:
     """The configuration of a folder, a model in `PUBLISHED` or one of the hub; None where there is none."""
+    folder = next((str(path) for path in (PUBLISHED / model, Path(model)) if path.is_dir()), None)
     try:
-        if model in PUBLISHED:
-            return AutoConfig.for_model(**PUBLISHED[model])
         # One quiet call; the hub's client would retry six times.
-        if Path(model).is_dir() or not cause_of_absence("model", model, revision):
-            return AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+        if folder or not cause_of_absence("model", model, revision):
+            return AutoConfig.from_pretrained(folder or model, revision=revision, trust_remote_code=False)
     except Exception:  # each library has its own class for an unknown setting; loading reports it
         return None
     return None
@@ -113,47 +86,22 @@ def measured(config_json: str) -> Shape | None:
     """The shape of the causal language model that a ``config.json`` describes; None for any other content."""
     try:
         config = AutoConfig.for_model(**json.loads(config_json))
-        config.attn_pdrop = config.attention_dropout = 0.0  # with dropout, attention would not be fused
-        with FakeTensorMode():
-            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation="sdpa")
-            maps = linear_maps(network)
-            in_blocks = sum(parameter.numel() for block in blocks_of(network) for parameter in block.parameters())
-            body = sum(parameter.numel() for parameter in trunk(network).parameters())
-            return Shape(
-                vocab=int(config.vocab_size),
-                hidden=int(config.hidden_size),
-                layers=int(config.num_hidden_layers),
-                attention=attention_width(config),
-                kv=cached_numbers(config),
-                maps=sum(linear.weights for linear in maps),
-                ports=sum(linear.inputs + linear.outputs for linear in maps),
-                blocks=in_blocks,
-                outside=body - in_blocks,
-                head=sum(parameter.numel() for parameter in network.parameters()) - body,
-                kept_fp32=_kept(trunk(network), half=False),
-                kept_half=_kept(trunk(network), half=True),
-            )
+        with torch.device("meta"):
+            network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        maps = linear_maps(network)
+        return Shape(
+            vocab=int(config.vocab_size),
+            hidden=int(config.hidden_size),
+            layers=int(config.num_hidden_layers),
+            attention=attention_width(config),
+            kv=cached_numbers(config),
+            maps=sum(linear.weights for linear in maps),
+            ports=sum(linear.inputs + linear.outputs for linear in maps),
+            trunk=sum(parameter.numel() for parameter in trunk(network).parameters()),
+            parameters=sum(parameter.numel() for parameter in network.parameters()),
+        )
     except Exception:  # as above
         return None
-
-
-def _kept(network: torch.nn.Module, *, half: bool) -> float:
-    """Bytes per position that autograd holds after a forward; in a difference, weights and their copies cancel."""
-    return (_saved(network, 32, half) - _saved(network, 16, half)) / 16
-
-
-def _saved(network: torch.nn.Module, length: int, half: bool) -> int:
-    kept: dict[int, Tensor] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    ids = torch.zeros(1, length, dtype=torch.long)
-    saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with saving, torch.autocast("cpu", dtype=torch.float16, enabled=half):
-        network(input_ids=ids, position_ids=ids, use_cache=False)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
 @dataclass(frozen=True)
@@ -166,13 +114,9 @@ class Trained:
     """
 
     parameters: int
-    maps: float
-    forward: float
+    maps: int
+    forward: int
     head: bool = False
-
-    @classmethod
-    def adapter(cls, shape: Shape, rank: int) -> Trained:
-        return cls(rank * shape.ports, rank * shape.ports, shape.maps + rank * shape.ports)
 
 
 @dataclass(frozen=True)
@@ -186,22 +130,25 @@ class ForecastSubject:
     @cached_property
     def policy(self) -> Trained:
         """Trained part of the policy."""
-        shape, adapter = self.shape, self.config.adapter
+        shape = self.shape
         if not self.config.algorithm.learns:
             return Trained(0, 0, shape.maps)
-        if adapter.kind == "lora":
-            return Trained.adapter(shape, adapter.rank)
+        if self.config.adapter.kind == "lora":
+            return self._adapter
         return Trained(shape.parameters, shape.maps, shape.maps, head=True)
 
     @cached_property
     def critic(self) -> Trained:
         """Trained part of a separate critic's trunk; nothing for a shared critic or none."""
-        critic = self.config.critic
-        if critic.kind != "separate":
+        if self.config.critic.kind != "separate":
             return Trained(0, 0, 0)
-        if critic.has_adapter:
-            return Trained.adapter(self.shape, self.config.adapter.rank)
-        return Trained(self.shape.trunk, self.shape.maps, self.shape.maps)
+        whole = Trained(self.shape.trunk, self.shape.maps, self.shape.maps)
+        return self._adapter if self.config.critic.has_adapter else whole
+
+    @property
+    def _adapter(self) -> Trained:
+        added = self.config.adapter.rank * self.shape.ports
+        return Trained(added, added, self.shape.maps + added)
 
     @cached_property
     def reward_shape(self) -> Shape:
@@ -211,14 +158,11 @@ class ForecastSubject:
         return scratch or self.shape
 
     @property
-    def judging(self) -> int:
-        """Parameters of all classifiers that judge."""
-        return CLASSIFIER * sum(judge.kind == "classifier" for judge in self.config.judges.values())
-
-    @property
-    def rewarding(self) -> int:
-        """Parameters of all classifiers that reward."""
-        return CLASSIFIER * sum(part.kind == "classifier" for part in self.config.reward.scorers().values())
+    def reward_parameters(self) -> int:
+        """Parameters of all reward models, and of all classifiers that reward or judge."""
+        scorers = [*self.config.judges.values(), *self.config.reward.scorers().values()]
+        classifiers = CLASSIFIER * sum(scorer.kind == "classifier" for scorer in scorers)
+        return self.config.learned_rewards * self.reward_shape.parameters + classifiers
 
     @property
     def longest_prompt(self) -> float:

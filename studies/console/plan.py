@@ -279,7 +279,7 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
 
 def print_memory(console: Console, model: str) -> None:
     """Print the memory of the four networks, one row for each way to hold them. Raises `UserError`."""
-    from pipeline.forecast.four_models import ADAPTER_SHARE, BYTES, NETWORKS, parameters_of
+    from pipeline.forecast.memory import ADAPTER_SHARE, BYTES, NETWORKS, parameters_of
     from pipeline.resources.machine import GIB
 
     parameters = parameters_of(model)

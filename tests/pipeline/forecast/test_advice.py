@@ -43,7 +43,7 @@ def test_every_shipped_profile_is_predicted_to_fit(profile: str) -> None:
                    r" caps\.wall_clock_h = 2\.5\. .*critic\.kind=shared \(13\.3 "),
         ({"train.steps": 6_000},
          r"^X would exceed its caps: 3\.95 h predicted on a T4, caps.wall_clock_h = 2\.5\. .*steps=3748 "),
-        ({"caps.memory_gib": 0.5}, r"No single knob makes it fit, nor all of them together: take a smaller base"),
+        ({"caps.memory_gib": 0.5}, r"No single knob makes it fit: take a smaller base"),
         ({"adapter.kind": "lora", "adapter.quantize": "4bit", "caps.memory_gib": 9.0}, r"predicted in stage sft"),
         ({"algorithm": "trpo"}, r"would exceed its caps"),
     ],
@@ -89,14 +89,6 @@ def test_each_advised_change_makes_the_trial_fit(changes: dict[str, Any], keys: 
         assert f"({again.total_gib:.1f} GiB, {again.t4_hours:.2f} h)" in remedy(config)
 
 
-def test_several_changes_are_advised_together_where_no_single_one_is_enough() -> None:
-    config = t4(critic__kind="separate", train__response_length=100, caps__memory_gib=11.0)
-    ((changes, found),) = fitting_changes(config)
-    assert found.fits
-    assert len(changes) > 2
-    load_config("t4", {"critic.kind": "separate", **changes})  # nothing in it is without effect
-
-
 TINYLLAMA = {"vocab_size": 32_000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
              "num_attention_heads": 32, "num_key_value_heads": 4, "tie_word_embeddings": False}  # fmt: skip
 NEOX = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
@@ -114,32 +106,7 @@ def test_shapes_of_any_decoder_come_from_its_configuration(config: dict[str, obj
     shape = measured(json.dumps(config))
     assert shape is not None
     assert shape.parameters / 1e6 == pytest.approx(millions, rel=0.005)
-    assert shape.maps == pytest.approx(shape.blocks, rel=0.01)
-    assert 0 < shape.kept_half < shape.kept_fp32
-
-
-@pytest.mark.parametrize("groups", [8, 2])
-def test_a_forward_keeps_what_is_predicted(groups: int) -> None:
-    """A real forward, some of it padding: the bytes that autograd holds for its backward, per position."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    heads = {"num_attention_heads": 8, "num_key_value_heads": groups}
-    config = LlamaConfig(hidden_size=64, num_hidden_layers=3, intermediate_size=160, vocab_size=50, **heads)
-    shape = measured(config.to_json_string())
-    assert shape is not None
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
-        return tensor
-
-    network, mask = LlamaForCausalLM(config), torch.ones(8, 32, dtype=torch.long)
-    mask[0, :5] = 0
-    own = {one.untyped_storage()._cdata for one in network.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        network.model(torch.zeros(8, 32, dtype=torch.long), attention_mask=mask)
-    held = sum(one.untyped_storage().nbytes() for key, one in kept.items() if key not in own)
-    assert shape.kept_fp32 * 8 * 32 == pytest.approx(held, rel=0.05)
+    assert shape.maps == pytest.approx(12 * shape.layers * shape.hidden**2, rel=0.15)
 
 
 def test_bases_without_a_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

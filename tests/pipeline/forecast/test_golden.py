@@ -1,4 +1,4 @@
-"""Every number of the forecasts in `golden.json`, identities between forecasts, and measured peaks.
+"""Every number of the forecasts in `golden.json`, identities between forecasts, figures in comments, measured peaks.
 
 After a change that is meant: PYTHONPATH=. python tests/pipeline/forecast/test_golden.py writes the numbers anew.
 """
@@ -6,6 +6,7 @@ After a change that is meant: PYTHONPATH=. python tests/pipeline/forecast/test_g
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 from memory_check import measure
 
-from pipeline.config.loading import load_config
+from pipeline.config.loading import PROFILES, load_config
 from pipeline.forecast.advice import Forecast, predict
-from pipeline.forecast.four_models import BYTES, parameters_of
+from pipeline.forecast.memory import BYTES, parameters_of
 from pipeline.resources.machine import GIB
+from studies.console.plan import total_line
+from studies.definition.design import cells
+from studies.definition.schema import load_study
 
 FILE = Path(__file__).with_name("golden.json")
 GOLDEN: dict[str, dict[str, Any]] = json.loads(FILE.read_text("utf-8"))
@@ -76,6 +80,32 @@ def test_four_models() -> None:
     """Seven billion parameters are 84 GB by the assumptions of the common table."""
     assert parameters_of("7B") * sum(next(iter(BYTES.values()))) == 84e9
     assert [sum(each) for each in BYTES.values()] == pytest.approx([12, 36, 40, 20, 6.32, 3.836, 2.676])
+
+
+def test_the_comment_of_the_profile_t4_256_states_what_is_predicted() -> None:
+    text = (PROFILES / "t4-256.yaml").read_text("utf-8")
+    rows = re.findall(r"^# +(\d+) +(\d) +(\d+) +(\d+) +(yes|no) +([\d.]+) +([\d.]+)(.*)$", text, re.M)
+    assert len(rows) == 17
+    keys = ("train.batch_size", "train.num_epochs", "train.steps", "runtime.micro_batch_size")
+    for *numbers, again, gib, hours, fits in rows:
+        changes = dict(zip(keys, map(int, numbers), strict=True)) | {"runtime.gradient_checkpointing": again == "yes"}
+        found = forecast("t4-256", changes)
+        assert (f"{found.total_gib:.2f}", f"{found.t4_hours:.2f}", found.fits) == (gib, hours, "fits" in fits)
+        assert (load_config("t4-256", changes) == load_config("t4-256")) is fits.endswith("the profile")
+
+
+def test_the_hours_of_a_study_count_shared_stages_once() -> None:
+    found, study = forecast("t4-256"), load_study("recipe")
+    shared = dict(found.other_hours)
+    own = found.t4_hours + shared.pop("evaluate")
+    fewer = forecast("t4-256", {"reward.learned.pairs": 4096}).other_hours
+    apart = study.model_copy(update={"arms": {"reward": {}, "loss": {"reward.learned.pairs": 4096}}})
+    total, more = (
+        float(total_line(one, cells(one, None, {})).split(": ")[1].split(" h ")[0]) for one in (study, apart)
+    )
+    assert total == pytest.approx(30.9, abs=0.1)
+    assert total == pytest.approx(5 * sum(shared.values()) + 10 * own, abs=0.01)
+    assert more == pytest.approx(total + 5 * (fewer["reward"] + fewer["reference"]), abs=0.01), "SFT is shared"
 
 
 @pytest.mark.slow
