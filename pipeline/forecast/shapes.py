@@ -19,7 +19,7 @@ from pipeline.data.settings import MOST_PROMPT_TOKENS
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps
-from pipeline.resources.device import gpu_visible
+from pipeline.resources.machine import gpu_visible
 from pipeline.rewards.learned_settings import is_judged
 from pipeline.run.hub import cause_of_absence
 

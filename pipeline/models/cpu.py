@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-LARGE, KEPT_BYTES = 2**22, 2**26
-"""Size [bytes] from which a tensor has pages of its own, as the holes of large ones would fragment the heap; and free
-memory that is kept [bytes]."""
 BUCKET = 16
 """Episodes that go through a network together where no gradient is needed: so few that they stay in a core's cache."""
 LOGITS = 2**18
@@ -31,23 +27,6 @@ def ask_no_card(optimiser: Optimizer) -> None:
     for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # torch 2.13, and 2.11
         if hasattr(optimiser, name):
             setattr(optimiser, name, lambda: None)
-
-
-def keep_freed_memory() -> None:
-    """Have this process reuse the memory of freed tensors, where glibc would hand it back and fault in fresh pages for
-    the next.
-
-    Does nothing with another C library.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # as malloc.h numbers them
-    try:
-        program = ctypes.CDLL(None)
-    except (OSError, TypeError):  # Windows has no library that stands for the program itself
-        return
-    mallopt = getattr(program, "mallopt", None)
-    if mallopt is not None:
-        mallopt(mmap_threshold, LARGE)
-        mallopt(trim_threshold, KEPT_BYTES)
 
 
 def is_short(query: Tensor, key: Tensor) -> bool:

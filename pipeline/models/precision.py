@@ -18,7 +18,7 @@ from torch.autograd.graph import increment_version
 
 from pipeline.errors import UserError
 from pipeline.models import cpu
-from pipeline.resources.device import PRECISION as CHOICE
+from pipeline.resources.machine import PRECISION as CHOICE
 from pipeline.resources.machine import processor
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

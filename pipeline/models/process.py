@@ -12,7 +12,6 @@ import torch
 
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.errors import UserError
-from pipeline.models import cpu
 from pipeline.models.loading import device_of
 from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.resources.ledger import Ledger
@@ -34,8 +33,6 @@ def check_devices(runtime: RuntimeConfig) -> torch.device:
 def settle(runtime: RuntimeConfig) -> None:
     """Settings of the process that a trial relies on; harmless to repeat."""
     grow_segments()
-    if device_of(runtime.device).type == "cpu":
-        cpu.keep_freed_memory()
     torch.set_num_threads(runtime.threads)
     quiet_libraries()
 

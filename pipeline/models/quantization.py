@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from pipeline.models.anatomy import CausalLM, blocks_of
 from pipeline.models.loading import freeze, load_snapshot
-from pipeline.resources.packages import check_quantization
+from pipeline.resources.packages import check_extra
 
 Quantize = Literal["none", "8bit", "4bit"]
 BLOCK, OUTER_BLOCK = 64, 256
@@ -103,7 +103,7 @@ def quantize(network: CausalLM, how: Quantize, key: str) -> CausalLM:
     """
     if how == "none":
         return network
-    check_quantization(key, how)
+    check_extra(f"{key} = '{how}'", "quantize")
     for parent, name, weight in list(_maps(network)):
         setattr(parent, name, QuantizedLinear(weight, getattr(parent, name).bias, how))
     return freeze(network)
@@ -146,7 +146,7 @@ def load_rounded(path: Path, how: Quantize, device: torch.device, key: str) -> C
     """The same as a plain network in fp32: each weight of a linear map is what its code in few bits stands for."""
     if how == "none":
         return load_snapshot(path, device)
-    check_quantization(key, how)
+    check_extra(f"{key} = '{how}'", "quantize")
     model = load_snapshot(path, torch.device("cpu"))
     for _, _, weight in _maps(model):
         weight.copy_(QuantizedLinear(weight, None, how).full())

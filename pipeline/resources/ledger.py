@@ -15,22 +15,6 @@ from pipeline.resources.roofline import EFFICIENCY, t4_seconds
 
 KEPT = "checkpoints"
 """Folder of a trial's checkpoints, and of the metrics of one that a cap has ended."""
-MEMORY_KNOBS = ("micro_batch_size", "rollout_batch_size", "gradient_checkpointing", "processes")
-"""Keys of `runtime` that change how much memory a trial takes, and not its result."""
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A cap that has ended a trial."""
-
-    key: str
-    """Key in the section `caps`."""
-    spent: float
-    """A larger cap than this lets the trial go on."""
-    words: str
-
-    def __str__(self) -> str:
-        return self.words
 
 
 @dataclass
@@ -88,19 +72,10 @@ class Ledger:
             self.flops[self._phase] = self.flops.get(self._phase, 0.0) + flops
             self.bytes[self._phase] = self.bytes.get(self._phase, 0.0) + bytes_
 
-    def wrote_checkpoint(self, size: int) -> None:
-        """Count one more checkpoint of `size` bytes."""
-        self.checkpoints += 1
-        self.checkpoint_bytes += size
-
     @property
     def checkpoint_s(self) -> float:
         """Mean seconds of a checkpoint so far."""
         return self.seconds.get("checkpoint", 0.0) / max(self.checkpoints, 1)
-
-    def t4_seconds(self) -> float:
-        """Seconds of the counted work on a T4 by the roofline."""
-        return sum(t4_seconds(phase, self.flops[phase], self.bytes[phase]) for phase in self.flops)
 
     def cost(self) -> dict[str, float]:
         """Everything spent, flat, for records."""
@@ -113,7 +88,7 @@ class Ledger:
             "peak_memory_gib": self.peak_gib,
             "tflop": sum(self.flops.values()) / 1e12,
             **{f"{phase}_tflop": flops / 1e12 for phase, flops in self.flops.items()},
-            "t4_s": self.t4_seconds(),
+            "t4_s": sum(t4_seconds(phase, self.flops[phase], self.bytes[phase]) for phase in self.flops),
         }
 
     def mark(self) -> float:
@@ -123,8 +98,8 @@ class Ledger:
         self.peak_gib = max(self.peak_gib, peak)
         return peak
 
-    def exceeded(self, caps: CapsConfig) -> Reached | None:
-        """The cap that has been reached, or None."""
+    def exceeded(self, caps: CapsConfig) -> dict[str, Any] | None:
+        """The cap that has been reached, or None: its `key`, what was `spent` of it, and both in `words`."""
         memory, hours, tokens = self.mark(), self.wall_s / 3600, self.generated_tokens
         for key, spent, words in (
             ("wall_clock_h", hours, f"wall clock {hours:.2f} h"),
@@ -132,7 +107,7 @@ class Ledger:
             ("memory_gib", memory, f"peak memory {memory:.2f} GiB"),
         ):
             if spent >= (limit := getattr(caps, key)):
-                return Reached(key, spent, f"{words} reached caps.{key} = {limit:.10g}")
+                return {"key": key, "spent": spent, "words": f"{words} reached caps.{key} = {limit:.10g}"}
         return None
 
 
@@ -156,24 +131,10 @@ def added(spent: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def ended(config: TrialConfig, cap: dict[str, Any]) -> dict[str, Any]:
-    """Record the cap that has ended a trial, as `raised_cap` needs it."""
-    return cap | {"runtime": _memory_knobs(config)} if cap["key"] == "memory_gib" else cap
-
-
 def raised_cap(config: TrialConfig, meta: Mapping[str, Any]) -> str | None:
-    """Return why a trial that a cap has ended goes on under this configuration, or None: a larger cap, or other knobs
-    of memory. `meta` is that of its artifact."""
+    """Return why a trial that a cap has ended goes on under this configuration, which has a larger cap, or None. `meta`
+    is that of its artifact."""
     cap = meta.get("cap")
-    if cap is None:
+    if cap is None or (limit := getattr(config.caps, cap["key"])) <= cap["spent"]:
         return None
-    goes_on, limit = f"continues from step {cap['step']}", getattr(config.caps, cap["key"])
-    if limit > cap["spent"]:
-        return f"caps.{cap['key']} is {limit:g} now: {goes_on}"
-    before, now = cap.get("runtime", {}), _memory_knobs(config)
-    changed = [f"runtime.{name} is {now[name]} now, and was {was}" for name, was in before.items() if now[name] != was]
-    return f"{', '.join(changed)}: {goes_on}" if changed else None
-
-
-def _memory_knobs(config: TrialConfig) -> dict[str, Any]:
-    return {name: getattr(config.runtime, name) for name in MEMORY_KNOBS}
+    return f"caps.{cap['key']} is {limit:g} now: continues from step {cap['step']}"

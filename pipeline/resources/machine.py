@@ -1,26 +1,33 @@
-"""Memory of a process: high-water marks, and the cap that an allocator can hold.
+"""The machine that a process runs on: its processor, visible GPUs, memory marks, and the cap of an allocator.
 
 A process that computes on the CPU must not touch a card: the context alone would take some 300 MiB of it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import resource
 import sys
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
-from pipeline.resources.device import gpu_visible
-
+PRECISION = "ABLATE_PRECISION"
+"""Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any
+precision."""
 GIB = 2**30
 PROC = Path("/proc/self")
 CPUINFO = Path("/proc/cpuinfo")
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-"""Environment of processes on a CPU whose tensors are to lie on pages of 2 MiB, which most kernels give on request.
+MALLOC = {
+    "GLIBC_TUNABLES": f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={2**22}:glibc.malloc.trim_threshold={2**26}"
+}
+"""Environment of processes that train on a CPU, read by glibc when a process begins.
 
-Fewer pages are looked up faster: some 5 to 10 % of a trial's time.
+Tensors lie on pages of 2 MiB, which most kernels give on request: fewer pages are looked up faster, some 5 to 10 % of a
+trial's time. Freed memory is used again, where glibc would hand it back and fault in fresh pages; only tensors from
+4 MiB on have pages of their own, as the holes of large ones would fragment the heap.
 """
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Both are read by torch 2.11 to 2.13; the second one, the older name, wins where both are set."""
@@ -37,19 +44,31 @@ def grow_segments() -> None:
 
 
 def processor() -> str:
-    """Model of this machine's CPU; ``unknown`` where the system does not name it.
-
-    With family and model number: a virtual machine's name may be that of a whole series.
-    """
-    facts: dict[str, str] = {}
+    """Model of this machine's CPU; ``unknown`` where the system does not name it."""
     with suppress(OSError):
         for line in CPUINFO.read_text("utf-8", "replace").splitlines():
-            key, _, value = line.partition(":")
-            facts.setdefault(key.strip(), " ".join(value.split()))
-    if not facts.get("model name"):
-        return platform.processor() or "unknown"
-    numbers = [f"{word} {facts[key]}" for key, word in (("cpu family", "family"), ("model", "model")) if facts.get(key)]
-    return facts["model name"] + (f" ({', '.join(numbers)})" if numbers else "")
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor() or "unknown"
+
+
+def gpu_visible() -> bool:
+    """Return whether torch has a CUDA device. Torch, whose import takes longer than a short command, is imported only
+    where the driver loads."""
+    if "torch" not in sys.modules and not _driver_loads():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@lru_cache(maxsize=1)
+def _driver_loads() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def visible_gpus() -> list[str]:

@@ -33,7 +33,7 @@ from torch import Tensor
 from pipeline.errors import UserError
 from pipeline.faults import in_words
 from pipeline.models.out_of_memory import Room
-from pipeline.resources.packages import check_ocr
+from pipeline.resources.packages import check_extra
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ocr_settings import OcrSettings
 
@@ -180,7 +180,7 @@ def paddle_reader(section: str) -> PaddleReader:
 
     Raises `UserError` where the packages are not installed or do not load.
     """
-    check_ocr(f"{section}.kind")
+    check_extra(f"{section}.kind = 'ocr'", "ocr")
     import cv2
     from rapidocr import RapidOCR
 

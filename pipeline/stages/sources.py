@@ -9,8 +9,8 @@ from pathlib import Path
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, digests, fingerprint, read_splits
 from pipeline.named_files import below, is_file, is_folder
-from pipeline.resources.device import PRECISION, gpu_visible
-from pipeline.resources.packages import check_ocr, check_quantization
+from pipeline.resources.machine import PRECISION, gpu_visible
+from pipeline.resources.packages import check_extra
 from pipeline.rewards import own
 from pipeline.rewards.kinds import is_own
 from pipeline.rewards.learned_settings import is_judged
@@ -89,13 +89,15 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
             if part.kind == "classifier":
                 check_model(f"{key}.classifier.model", part.chosen.model, part.chosen.revision, pinned=True)
             elif part.kind == "ocr":
-                check_ocr(f"{key}.kind")
+                check_extra(f"{key}.kind = 'ocr'", "ocr")
             elif is_own(part.kind):
                 own.check_file(f"{key}.kind", part.kind, config.runtime.code)
-    if {"reference", "values", "critic", "train", "evaluate"} & set(stages):
-        check_quantization("adapter.quantize", config.adapter.quantize)
-    if {"critic", "train"} & set(stages):
-        check_quantization("critic.quantize", config.critic.held)
+    for key, how, users in (
+        ("adapter", config.adapter.quantize, {"reference", "values", "critic", "train", "evaluate"}),
+        ("critic", config.critic.held, {"critic", "train"}),
+    ):
+        if how != "none" and users & set(stages):
+            check_extra(f"{key}.quantize = '{how}'", "quantize")
     if "reward" in stages:
         for key, path in _preference_files(config).items():
             read_splits(Path(path), key, PAIR_COLUMNS, head=True)

@@ -29,7 +29,7 @@ from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.models.precision import execution
 from pipeline.models.process import rollout_room
 from pipeline.models.tokenizers import closing_tokens
-from pipeline.resources.ledger import KEPT, Ledger, ended
+from pipeline.resources.ledger import KEPT, Ledger
 from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
 from pipeline.rewards import own
 from pipeline.rewards.base import Completions
@@ -106,7 +106,7 @@ def _untrained(cfg: TrialConfig, out: Path, sft: Artifact) -> dict[str, Any]:
     fresh_marks(device.type == "cuda")
     load_reference(sft, cfg.adapter.quantize, torch.device("cpu")).save_pretrained(out / "policy")
     MetricsLog(out / "metrics.jsonl").close()
-    _write_tables(cfg, out, Outcome("complete", None, 0, 0, 0, 0, None))
+    _write_tables(out, Outcome("complete", None, 0, 0, 0, 0, None))
     ledger.mark()
     _write_log(cfg, out, device, ledger)
     return _status(out)
@@ -166,7 +166,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     outcome = trainer.run()
     if trainer.ranks.main:
         _write_networks(cfg, out, actor, inputs.sft)
-        _write_tables(cfg, out, outcome)
+        _write_tables(out, outcome)
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
             leave(out, trainer.left(), ledger)
@@ -183,12 +183,12 @@ def _write_networks(cfg: TrialConfig, out: Path, actor: ActorCritic, sft: Artifa
     save_critic(actor, out / "critic.safetensors")
 
 
-def _write_tables(cfg: TrialConfig, out: Path, outcome: Outcome) -> None:
+def _write_tables(out: Path, outcome: Outcome) -> None:
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
     status = {key: value for key, value in vars(outcome).items() if key != "samples"}
-    write_json(out / "status.json", status if outcome.cap is None else {**status, "cap": ended(cfg, outcome.cap)})
+    write_json(out / "status.json", status)
 
 
 def _write_log(

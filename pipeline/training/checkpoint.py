@@ -114,7 +114,8 @@ class Checkpoints:
             with state.ledger.timed("checkpoint"):
                 self.log.flush()
                 content = state.content(self.log.offset)
-                state.ledger.wrote_checkpoint(save(self._files.checkpoints, state.update, content))
+                state.ledger.checkpoint_bytes += save(self._files.checkpoints, state.update, content)
+                state.ledger.checkpoints += 1
         self.saved = state.progress
 
     def newest(self) -> dict[str, Any] | None:

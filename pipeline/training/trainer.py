@@ -21,7 +21,7 @@ from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler
 from pipeline.models.static_sampler import choose_sampler
-from pipeline.resources.ledger import Ledger, Reached
+from pipeline.resources.ledger import Ledger
 from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.run.progress import Reporter
@@ -109,7 +109,7 @@ class Trainer:
         self.only_watched = only_watched(cfg)
         self.trained_size = sum(tensor.numel() for _, tensor in self.state.trained())
         self.reached = 0
-        self.cap: Reached | None = None
+        self.cap: dict[str, Any] | None = None
         self.last_step: Mapping[str, float] = {}
         self.healthy = Progress()
 
@@ -124,7 +124,7 @@ class Trainer:
             self.checkpoints.log.close()
         state, tokens, cap = self.state, self.ledger.generated_tokens, self.cap
         episodes = state.update * self.cfg.train.batch_size
-        ended = None if cap is None else {"key": cap.key, "spent": cap.spent, "step": self.checkpoints.saved.taken}
+        ended = cap and {"key": cap["key"], "spent": cap["spent"], "step": self.checkpoints.saved.taken}
         return Outcome(status, reason, state.taken, state.update, episodes, tokens, ended, state.samples)
 
     def _train(self) -> tuple[str, str | None]:
@@ -132,11 +132,10 @@ class Trainer:
         try:
             while state.update < self.end:
                 cap = self.ledger.exceeded(self.cfg.caps)
-                reached, leaves = self.ranks.agree((None if cap is None else vars(cap), asked_to_leave()))
-                if reached is not None:
-                    self.cap = Reached(**reached)
+                self.cap, leaves = self.ranks.agree((cap, asked_to_leave()))
+                if self.cap is not None:
                     self._pause()
-                    return "budget", str(self.cap)
+                    return "budget", self.cap["words"]
                 if leaves and state.update > begun:
                     self._pause()
                     self.ranks.wait()  # a process that ends has the others killed
@@ -155,7 +154,7 @@ class Trainer:
         except MemoryFull as error:
             state.taken = max(state.taken, self.reached)
             self.ledger.mark()
-            self.cap = Reached("memory_gib", self.cfg.caps.memory_gib, str(error))
+            self.cap = {"key": "memory_gib", "spent": self.cfg.caps.memory_gib}
             return "budget", str(error)
         self.ledger.mark()
         return "complete", None

@@ -16,7 +16,7 @@ from pipeline.config.effects import inert, value_at
 from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
-from pipeline.resources.device import gpu_visible
+from pipeline.resources.machine import gpu_visible
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.lost import own_stages

@@ -21,7 +21,7 @@ from filelock import FileLock
 
 from pipeline.errors import INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.faults import DiskFull, disk_full
-from pipeline.resources.machine import HUGE_PAGES, grow_segments, visible_gpus
+from pipeline.resources.machine import MALLOC, grow_segments, visible_gpus
 from pipeline.run.leaving import LEFT
 from pipeline.run.locks import try_lock
 from studies.execution.agenda import DEATHS, Agenda, Task
@@ -112,7 +112,7 @@ class Hand(Hands):
         """`share_gpus`: hold cards against other commands on this machine; a scheduler does that itself."""
         grow_segments()  # before any process of ours imports torch
         if all(cell.config.runtime.device == "cpu" for cell in run.cells()):
-            for name, value in HUGE_PAGES.items():  # read when a process begins, and inherited from this one
+            for name, value in MALLOC.items():  # read when a process begins, and inherited from this one
                 os.environ.setdefault(name, value)
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         self._context: Any = get_context(method)

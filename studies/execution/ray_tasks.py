@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Fault, UserError
-from pipeline.resources.device import PRECISION, gpu_visible
+from pipeline.resources.machine import PRECISION, gpu_visible
 from pipeline.run.layout import Layout
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say

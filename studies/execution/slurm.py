@@ -20,8 +20,7 @@ import yaml
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import line_of, read_yaml
 from pipeline.errors import Fault, UserError
-from pipeline.resources.device import gpu_visible
-from pipeline.resources.machine import HUGE_PAGES
+from pipeline.resources.machine import MALLOC, gpu_visible
 from pipeline.run.leaving import LEFT
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say
@@ -138,7 +137,7 @@ class Slurm(Hands):
         command += ["--profile", self._run.profile, "--out", str(self._run.folder.root)]
         variables = {"PYTHONPATH": python_path()}
         if all(config.runtime.device == "cpu" for config in configs):
-            variables |= HUGE_PAGES
+            variables |= MALLOC
         script = SCRIPT.format(
             exports="\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()),
             command=shlex.join(command),

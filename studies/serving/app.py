@@ -26,7 +26,6 @@ from starlette.routing import Route
 
 from pipeline.config.messages import validated
 from pipeline.config.names import nearest
-from pipeline.models import cpu
 from pipeline.models.process import quiet_libraries
 from pipeline.run.layout import Layout
 from pipeline.wording import shown
@@ -136,7 +135,6 @@ def create_app(server: Server, hosts: Sequence[str] = HERE) -> Starlette:
 def serve(name: str, layout: Layout, port: int, host: str, threads: int, profile: str | None, share: float) -> None:
     """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for an unservable policy or a port that is taken."""
     check_free(host, port)
-    cpu.keep_freed_memory()
     torch.set_num_threads(threads)
     quiet_libraries()
     server, local = Server(find(name, layout, profile), share), host in (*HERE, "::1")

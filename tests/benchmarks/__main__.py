@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.contender import CONTENDERS, NEWER_TRL
 from benchmarks.report import show
 
-from pipeline.resources.machine import HUGE_PAGES
+from pipeline.resources.machine import MALLOC
 
 ROOT = Path(__file__).parents[2]
 HOW = (
@@ -70,7 +70,7 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": str(options.threads)}
     environment |= {"TOKENIZERS_PARALLELISM": "false"}
     if name.startswith("ours"):
-        environment |= HUGE_PAGES  # as the processes of our trials have them
+        environment |= MALLOC  # as the processes of our trials have them
     python = options.trl_python if name in NEWER_TRL else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"

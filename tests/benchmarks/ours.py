@@ -12,7 +12,6 @@ from benchmarks.sizes import PAD, Size, reward
 
 from pipeline.models import precision as precision_module
 from pipeline.models.anatomy import trunk
-from pipeline.models.cpu import keep_freed_memory
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
@@ -59,7 +58,6 @@ class Watch:
 def build(size: Size, kind: str, device: torch.device, precision: str, folder: Path, meter: Meter) -> Any:
     """A trainer, ready to run; `kind` as in `Size.settings`. On a GPU the precision is the one asked for, not the best
     that the card has."""
-    keep_freed_memory()
     precision_module.mixed_precision = lambda _: precision
     TimedLog.meter, checkpoint_module.MetricsLog = meter, TimedLog  # type: ignore[misc]
     cfg, queries = size.settings(kind), size.prompts()

@@ -89,7 +89,7 @@ def test_without_the_package_the_setting_is_refused_in_one_line(monkeypatch: pyt
     monkeypatch.setattr("pipeline.resources.packages.find_spec", lambda name: None)
     quantize(network("qwen2"), "none", KEY)
     with pytest.raises(
-        UserError, match=r"^adapter\.quantize = '4bit': the package bitsandbytes is not installed;"
+        UserError, match=r"^adapter\.quantize = '4bit': not installed: bitsandbytes; install the extra"
     ) as no:
         quantize(network("qwen2"), "4bit", KEY)
     assert "\n" not in str(no.value)

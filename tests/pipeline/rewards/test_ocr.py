@@ -155,7 +155,7 @@ def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPa
     check_sources(load_config("smoke", {"reward.kind": "ocr"}), ["sft"])
 
 
-@pytest.mark.skipif(not all(map(find_spec, packages.OCR)), reason="rapidocr is not installed (the extra ocr)")
+@pytest.mark.skipif(not all(map(find_spec, packages.EXTRAS["ocr"])), reason="rapidocr is not installed (the extra ocr)")
 def test_paddle_reads_clean_text_better_than_bad_and_a_text_the_same_in_every_batch() -> None:
     paddle = paddle_reader("reward")
     texts = [REVIEW, "Short.", "A text that is somewhat longer than the others, and so has two lines of its own."]
