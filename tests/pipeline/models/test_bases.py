@@ -1,4 +1,4 @@
-"""Bases as they come: tokenizers that drop a space, vocabularies that do not fit, weights in half precision."""
+"""Bases as they come: tokens that end a clause or a sentence, spaces, vocabularies that do not fit, half precision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline.forecast.shapes import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import decode, tokenize_prompts
-from pipeline.models.tokenizers import pretrained_tokenizer, train_tokenizer
+from pipeline.models.tokenizers import closing_tokens, pretrained_tokenizer, train_tokenizer
 
 
 def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:
@@ -107,3 +107,39 @@ def test_a_base_in_half_precision_is_trained_in_fp32(tmp_path: Path, dtype: torc
     model = pretrained_model(str(tmp_path), None)
     assert {one.dtype for one in model.parameters()} == {torch.float32}
     assert all(one.requires_grad for one in model.parameters())
+
+
+LINES = ["One.\n\nTwo; three, four: five! Six? Seven...\n", 'He said "no!" and left.', *TEXTS]
+QUOTED = ['"No." "No." "No." (no.) (no.) (no.) "No," "No,"'] * 20
+
+
+@pytest.mark.parametrize(
+    ("lines", "text", "clauses", "sentences"),
+    [
+        (LINES, "I saw it, and we left. Why?", "I saw it,| and we left.| Why?|", "I saw it, and we left.| Why?|"),
+        (LINES, "a; b: c! d", "a;| b:| c!| d", "a; b: c!| d"),
+        (LINES, "a\nb", "aĊ|b", "aĊ|b"),
+        # A quote or bracket behind the point is part of the end; by itself it ends nothing.
+        (QUOTED, '"No." (no.) "No,"', '"No."| (no.)| "No,"|', '"No."| (no.)| "No,"'),
+    ],
+)
+def test_a_bar_stands_behind_every_token_that_ends_a_group(
+    lines: list[str], text: str, clauses: str, sentences: str
+) -> None:
+    tokenizer = train_tokenizer(lines, 500)
+    for group, wanted in (("clause", clauses), ("sentence", sentences)):
+        closes: Any = closing_tokens(tokenizer, group, len(tokenizer))  # type: ignore[arg-type]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        cut = "".join(tokenizer.convert_ids_to_tokens(token) + "|" * bool(closes[token]) for token in ids)
+        assert cut.replace("Ġ", " ") == wanted
+
+
+def test_special_tokens_and_places_without_a_token_close_nothing() -> None:
+    tokenizer = train_tokenizer(LINES, 500)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<stop.>"]})
+    closes: Any = closing_tokens(tokenizer, "sentence", len(tokenizer) + 7)
+    assert closes.shape == (len(tokenizer) + 7,)
+    assert not closes[-7:].any()
+    assert not closes[
+        [tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<stop.>")]
+    ].any()
