@@ -171,7 +171,6 @@ class Agenda:
         return True
 
     def _record(self, cell: Cell) -> TrialRecord | None:
-        """The record of a settled trial."""
         with suppress(FileNotFoundError):
             written = self._run.folder.trial_file(cell.arm, cell.seed).stat().st_mtime_ns
             if self._looked.get((cell.arm, cell.seed)) == written:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -30,8 +29,6 @@ MEANS = (
 """Figures that are means over prompts."""
 WIN_RATES = ("eval/win_rate", "eval/win_rate_proxy")
 """Figures whose interval is in the record."""
-WHOLE = ("eval/kl_per_token", "eval/entropy", "eval/eos_rate", "eval/distinct_2", "eval/ppl_reference")
-"""Figures of all prompts together, which have no interval of their own."""
 
 
 def export(run: str, target: Path, layout: Layout, profile: str | None = None) -> Path:
@@ -169,6 +166,3 @@ def _figures(record: TrialRecord, prompts: Path) -> Iterator[str]:
             f"| {key}: {METRICS[key].formula} | {value:.4g} [{low:.4g}, {high:.4g}] | {METRICS[key].unit} |"
             f" {len(table)} |"
         )
-    for key in WHOLE:
-        if math.isfinite(summary.get(key, math.nan)):
-            yield f"| {key}: {METRICS[key].formula} | {summary[key]:.4g} | {METRICS[key].unit} | {len(table)} |"

@@ -107,7 +107,6 @@ def closing_tokenizer(folder: Path) -> Any:
 
 
 def _card(record: TrialRecord, meta: Mapping[str, Any], part: str, mean: float, std: float) -> str:
-    """Describe the reward model: its input and scale, how it was made and measured; Markdown."""
     spec = {key: meta["parts"][part]["spec"][key] for key in ("kind", "preferences")}
     prefix = f"{part}/" if meta["kind"] == "composite" else ""
     shares = {"accuracy": "agrees with the labels", "accuracy_gold": "agrees with the judge"}

@@ -230,8 +230,7 @@ def settle(agenda: Agenda, task: Task, code: int | None, say: Say) -> None:
 
 
 def _longest(task: Task) -> float:
-    """Seconds after which a child is killed: twice the training's wall-clock cap, and an hour for work outside the
-    cap."""
+    """Seconds after which a child is killed, with an hour for work outside the training's cap."""
     return 2 * 3600 * task.cell.config.caps.wall_clock_h + 3600
 
 

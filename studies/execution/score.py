@@ -117,7 +117,6 @@ def _is_folder(name: str) -> bool:
 
 
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:
-    """A scorer that reads texts alone."""
     spec = validate(PartConfig, settings, f"{key} '{settings['kind']}'")
     scorer = ready(key, spec, device, Room(f"{key} (texts at once)", AT_ONCE))
 

@@ -155,7 +155,6 @@ class Watch:
                 self._display.line(search.describe(number))
 
     def _show_fallen(self, verdicts: Sequence[Verdict]) -> None:
-        """Show each refuted claim once."""
         for one in verdicts:
             if one.outcome == "FALSIFIED" and (one.arm, one.seed, one.name) not in self._fallen:
                 self._fallen.add((one.arm, one.seed, one.name))

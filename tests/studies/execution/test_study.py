@@ -12,7 +12,6 @@ import fake_trial
 import pytest
 from light_study import SMALL, Write, alive, command, go, wait_for
 
-from pipeline.config.loading import load_config
 from pipeline.errors import Fault, UserError
 from pipeline.run.layout import Layout
 from studies.definition.design import cells
@@ -239,4 +238,3 @@ def test_each_process_has_cards_of_its_own_and_two_commands_share_none(
     mine.give_back(["6"])
     assert mine.take(1) == ["6"]
     assert others.take(1) == ["7"]
-    assert load_config("tiny", {"runtime.device": "cpu"}).runtime.device == "cpu"
