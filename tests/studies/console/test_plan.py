@@ -16,7 +16,7 @@ from rich.console import Console
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Reporter
 from studies.console import cli
-from studies.console.plan import print_plan
+from studies.console.plan import _time, print_plan
 from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution.hand import Inline
@@ -78,6 +78,9 @@ def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout
     )
     longer = shown(more, layout, **{"train.steps": 64_000})[0]  # 0.1 s for 64 steps
     assert longer == "6 of 6 trials will run, about 5 min of training (measured on 4 earlier trials; 2 at once)"
+    records = layout.study("small", "tiny").records()
+    once, twice = (cells(study, None, {"train.steps": 64_000, "reward.learned.rounds": count})[0] for count in (1, 2))
+    assert _time([twice] * 2, records) == _time([once], records), "each of two rounds trains half of the steps"
     other = shown(more, layout, "smoke")[0]
     assert other.endswith("no trial of profile smoke has been measured here")
 

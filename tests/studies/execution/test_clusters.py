@@ -50,7 +50,8 @@ def test_a_task_of_ray_has_room_for_the_largest_trial(monkeypatch: pytest.Monkey
     small, wide = load_config("smoke"), load_config("smoke", {"runtime.threads": 3})
     assert request_of([small, wide]) == {"CPU": 3, "GPU": 0}
     monkeypatch.setattr(ray_tasks, "gpu_visible", lambda: True)
-    assert request_of([load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2})])["GPU"] == 2
+    card = load_config("tiny", {"runtime.device": "cuda", "runtime.processes": 2, "runtime.threads": 3})
+    assert request_of([card]) == {"CPU": 6, "GPU": 2}
 
 
 def test_options_of_sbatch_are_taken_as_they_are_written_and_the_programs_own_refused(tmp_path: Path) -> None:
