@@ -21,7 +21,6 @@ from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
 from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import merged
-from pipeline.training.checkpoint import Files
 from pipeline.training.experience import Experience, Measured, Rows
 from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.rounds import Round
@@ -139,7 +138,7 @@ def trainer(
             CLOSES.get(config.kl.group),
         ),
         score_in_two if config.floor.part else score,
-        Files(folder / "metrics.jsonl", folder / "checkpoints"),
+        folder,
         reporter or Recorder(),
         ledger,
         part,

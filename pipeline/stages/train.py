@@ -40,11 +40,11 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.training.checkpoint import Files, checkpoints
+from pipeline.training.checkpoint import checkpoints, save
 from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.launch import launch
 from pipeline.training.new_actor import load_reference, new_actor
-from pipeline.training.rounds import carried_on, described, has_ended, leave, round_of
+from pipeline.training.rounds import END, carried_on, described, has_ended, round_of
 from pipeline.training.trainer import Networks, Outcome, Trainer
 
 
@@ -158,7 +158,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         Networks(actor, reference),
         TrainingData(data.ids, data.mask, data.token_ids, v_star, pairs, closes),
         score,
-        Files(metrics, out / KEPT),
+        out,
         reporter,
         ledger,
         round_,
@@ -169,7 +169,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         _write_tables(out, outcome)
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
-            leave(out, trainer.left(), ledger)
+            save(out / END, trainer.state.update, trainer.state.content(trainer.checkpoints.log.offset))
     trainer.ranks.end()
 
 

@@ -7,17 +7,16 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from pipeline.config.runtime import RuntimeConfig
+from pipeline.resources.ledger import KEPT as FOLDER
 from pipeline.run.metrics_log import MetricsLog
 from pipeline.run.progress import RESUMED, Reporter
 from pipeline.training.processes import Ranks
-from pipeline.training.rounds import Round
 from pipeline.training.state import Progress, TrainingState
 
 KEPT = 2
@@ -82,20 +81,15 @@ class NullLog(MetricsLog):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Files:
-    """Files that a trial writes while it runs."""
-
-    metrics: Path
-    checkpoints: Path
-    """A folder."""
-
-
 class Checkpoints:
     """Checkpoints of a running trial, and its metrics file, which they refer to."""
 
-    def __init__(self, files: Files, state: TrainingState, ranks: Ranks, watch: Reporter, round_: Round) -> None:
-        self._files, self._state, self._ranks, self._watch, self._round = files, state, ranks, watch, round_
+    def __init__(
+        self, out: Path, state: TrainingState, ranks: Ranks, watch: Reporter, begin: Callable[[], None] | None
+    ) -> None:
+        """`begin` puts the metrics and the checkpoint with which a later round begins into place."""
+        self._metrics, self._folder, self._begin = out / "metrics.jsonl", out / FOLDER, begin
+        self._state, self._ranks, self._watch = state, ranks, watch
         self.log: MetricsLog = NullLog()
         self.saved = Progress()
         """Where the newest one was written."""
@@ -114,13 +108,12 @@ class Checkpoints:
             with state.ledger.timed("checkpoint"):
                 self.log.flush()
                 content = state.content(self.log.offset)
-                state.ledger.checkpoint_bytes += save(self._files.checkpoints, state.update, content)
-                state.ledger.checkpoints += 1
+                state.ledger.wrote_checkpoint(save(self._folder, state.update, content))
         self.saved = state.progress
 
     def newest(self) -> dict[str, Any] | None:
         """The content of the newest one that is sound."""
-        return load_latest(self._files.checkpoints, self._watch.warn)
+        return load_latest(self._folder, self._watch.warn)
 
     def resume(self) -> None:
         """Go on from the newest one that is sound. The main process looks first, and repairs; the others find what it
@@ -135,22 +128,24 @@ class Checkpoints:
 
     def _open(self) -> None:
         content, state = self.newest(), self._state
-        if content is not None:
-            try:
-                self.log = MetricsLog(self._files.metrics, content["offset"])
-            except (ValueError, FileNotFoundError) as error:
-                self._watch.warn(f"the metrics do not fit the checkpoint ({error}); starting over")
-                shutil.rmtree(self._files.checkpoints)
-                content = None
-        if content is not None:
-            self._load(content)
-            self._watch.progress("train", state.planned, state.cfg.train.steps, RESUMED)
+        resumed = content is not None
+        if self._begin and not resumed:
+            self._begin()
+            content = self.newest()
+        if content is None:
+            self.log = MetricsLog(self._metrics)
+            self.save()
             return
-        begun = self._round.begin() if self._round.begin else None  # where the round before ended
-        self.log = MetricsLog(self._files.metrics, begun["offset"] if begun else 0)
-        if begun:
-            self._load(begun)
-        self.save()
+        try:
+            self.log = MetricsLog(self._metrics, content["offset"])
+        except (ValueError, FileNotFoundError) as error:
+            self._watch.warn(f"the metrics do not fit the checkpoint ({error}); starting over")
+            shutil.rmtree(self._folder)
+            self._open()
+            return
+        self._load(content)
+        if resumed:
+            self._watch.progress("train", state.planned, state.cfg.train.steps, RESUMED)
 
     def _load(self, content: Mapping[str, Any]) -> None:
         self._state.load(content)

@@ -9,24 +9,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, freeze, load_snapshot
-from pipeline.resources.ledger import Ledger, added
-from pipeline.run.layout import write_json
+from pipeline.resources.ledger import KEPT, Ledger, added
 from pipeline.run.store import MANIFEST, Artifact
+from pipeline.training.checkpoint import load_latest, save
 
-TENSORS, PLAIN = "state.safetensors", "state.json"
+END = "log/end"
+"""Folder with the checkpoint in which a round has ended; no two runs spend the same seconds, which it holds too."""
 SPENT = "log/spent.json"
-"""Spending of a stage, for the ledger of the trial; no two runs spend the same seconds."""
+"""Spending on the reward of a round, for the ledger of the trial."""
 DIGITS = 20
 
 
@@ -38,9 +37,8 @@ class Round:
     count: int
     start: CausalLM | None = None
     """The policy that it begins with, frozen; None in the first: the reference."""
-    begin: Callable[[], dict[str, Any]] | None = None
-    """Puts the metrics of the rounds before into place, and returns the state in which they ended; None in the
-    first."""
+    begin: Callable[[], None] | None = None
+    """Puts the metrics of the rounds before and the checkpoint in which they ended into place; None in the first."""
 
 
 def last_update(updates: int, number: int, count: int) -> int:
@@ -50,45 +48,6 @@ def last_update(updates: int, number: int, count: int) -> int:
     [3, 6, 9, 12]
     """
     return updates * number // count
-
-
-def save_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a trainer as two files whose bytes depend on its values alone.
-
-    A pickle would not do: it also records which of its equal strings are one object.
-    """
-    tensors: dict[str, Tensor] = {}
-    plain = _packed(dict(state), "", tensors)
-    save_file(tensors, folder / TENSORS)
-    (folder / PLAIN).write_text(json.dumps(plain), "utf-8")
-
-
-def load_state(folder: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote, tensors on the CPU, tuples as lists."""
-    state: dict[str, Any] = _unpacked(json.loads((folder / PLAIN).read_text("utf-8")), load_file(folder / TENSORS))
-    return state
-
-
-def _packed(value: Any, place: str, tensors: dict[str, Tensor]) -> Any:
-    """Plain JSON of a value; mappings as lists of pairs, since their keys may be numbers, and tensors by name."""
-    if isinstance(value, torch.Tensor):
-        tensors[place] = value.detach().cpu().clone().contiguous()
-        return {"tensor": place}
-    if isinstance(value, Mapping):
-        return {"pairs": [[key, _packed(value[key], f"{place}/{key}", tensors)] for key in value]}
-    if isinstance(value, list | tuple):
-        return [_packed(one, f"{place}/{index}", tensors) for index, one in enumerate(value)]
-    return value
-
-
-def _unpacked(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, list):
-        return [_unpacked(one, tensors) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        return tensors[value["tensor"]]
-    return {key: _unpacked(one, tensors) for key, one in value["pairs"]}
 
 
 def number_of(last: Artifact | None) -> int:
@@ -126,12 +85,6 @@ def round_of(
     return Round(number_of(last_train), cfg.rounds, start, _beginning(out, ledger, reward, last_train))
 
 
-def leave(out: Path, left: Mapping[str, Any], ledger: Ledger) -> None:
-    """Write what the next round begins with."""
-    save_state(out, left)
-    write_json(out / SPENT, ledger.state())
-
-
 def described(cfg: TrialConfig, last_train: Artifact | None, **artifacts: Artifact) -> dict[str, Any]:
     """The networks of a round by their part in it, for metadata; nothing in a trial with one round."""
     if cfg.rounds == 1:
@@ -140,18 +93,15 @@ def described(cfg: TrialConfig, last_train: Artifact | None, **artifacts: Artifa
     return {"round": {"number": number_of(last_train), "count": cfg.rounds, **names}}
 
 
-def _beginning(out: Path, ledger: Ledger, reward: Artifact, last_train: Artifact) -> Callable[[], dict[str, Any]]:
+def _beginning(out: Path, ledger: Ledger, reward: Artifact, last_train: Artifact) -> Callable[[], None]:
     """The reward of a later round is made for this trial alone, so the trial is charged for it."""
 
-    def begin() -> dict[str, Any]:
+    def begin() -> None:
         shutil.copyfile(last_train.path / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", out / "metrics.jsonl")
-        before = added(_spent(last_train), _spent(reward))
-        return {**load_state(last_train.path), "spent": added(before, ledger.state())}
+        content = load_latest(last_train.path / END, lambda words: None)
+        assert content is not None  # the store has checked the artifact
+        spent = added(content["spent"], json.loads((reward.path / SPENT).read_text("utf-8")))
+        save(out / KEPT, content["update"], {**content, "spent": added(spent, ledger.state())})
 
     return begin
-
-
-def _spent(artifact: Artifact) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((artifact.path / SPENT).read_text("utf-8"))
-    return content

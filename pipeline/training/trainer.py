@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -25,7 +26,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.resources.roofline import BYTES_STEP
 from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.run.progress import Reporter
-from pipeline.training.checkpoint import Checkpoints, Files
+from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.experience import Experience, in_turn
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
 from pipeline.training.judging import Prompts, RolloutContext, ScoreFn, TrainingData
@@ -35,8 +36,8 @@ from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.rounds import Round, last_update
 from pipeline.training.selfcheck import check_end, check_start
-from pipeline.training.state import Progress, TrainingState
-from pipeline.training.update import Learner, OnStep
+from pipeline.training.state import TrainingState
+from pipeline.training.update import Learner
 
 
 @dataclass
@@ -71,12 +72,13 @@ class Trainer:
         networks: Networks,
         data: TrainingData,
         score: ScoreFn,
-        files: Files,
+        out: Path,
         watch: Reporter,
         ledger: Ledger,
         round_: Round | None = None,
     ) -> None:
-        """`round_`: the one that is trained, of a training with several."""
+        """`out`: the folder of the metrics and the checkpoints; `round_`: the one that is trained, of a training with
+        several."""
         self.device = next(networks.actor.parameters()).device
         self.cfg, self.data, self.watch, self.ledger = cfg, data, watch, ledger
         self.actor, self.round = networks.actor.to(self.device).eval(), round_ or Round(1, 1)
@@ -84,7 +86,7 @@ class Trainer:
         self.end = last_update(cfg.train.updates, self.round.number, self.round.count)
         self.parts = parts_of(cfg)
         self.state = TrainingState(cfg, self.actor, self.parts, ledger)
-        self.checkpoints = Checkpoints(files, self.state, self.ranks, watch, self.round)
+        self.checkpoints = Checkpoints(out, self.state, self.ranks, watch, self.round.begin)
         rows = min(cfg.runtime.rollout_batch_size, cfg.train.batch_size)
         room = Room("runtime.rollout_batch_size", rows, watch.warn)
         eager = EagerSampler(self.actor.lm, cfg.train.temperature, room, **data.token_ids)
@@ -111,14 +113,12 @@ class Trainer:
         self.reached = 0
         self.cap: dict[str, Any] | None = None
         self.last_step: Mapping[str, float] = {}
-        self.healthy = Progress()
 
     def run(self) -> Outcome:
         """Train to the end, that of the round where there are several, a cap, a rule that stops it, or divergence; from
         the newest checkpoint where there is one."""
         try:
             self.checkpoints.resume()
-            self.healthy = self.state.progress
             status, reason = self._train()
         finally:
             self.checkpoints.log.close()
@@ -147,10 +147,10 @@ class Trainer:
             self._check_end()
         except Diverged as error:
             # The metrics up to the divergence stay as evidence.
-            kept, self.cap = self._rewind(), None
+            ended, self.cap = state.planned, None
+            kept = self._rewind()
             self.ledger.mark()
-            where = f"in the update after step {state.planned}; the policy kept is that of step {kept}"
-            return "diverged", f"{error} {where}"
+            return "diverged", f"{error} in the update after step {ended}; the policy kept is that of step {kept}"
         except MemoryFull as error:
             state.taken = max(state.taken, self.reached)
             self.ledger.mark()
@@ -174,7 +174,7 @@ class Trainer:
         start = self.state.planned
         self._write(start, rollout.metrics)  # 7 metrics
         self.state.keep_samples(rollout.scores)
-        if after := self._learn(rollout, self._on_step):
+        if after := self._learn(rollout):
             self._write(self.state.planned, after)
         self.ledger.generated_tokens += 0 if self.only_watched else rollout.sampled_tokens
         self.checkpoints.log.flush(durable=False)
@@ -200,12 +200,12 @@ class Trainer:
         with self.precision.autocast():
             return stored_experience(self.rollout_context, self.data.pairs, self.state.update)
 
-    def _learn(self, rollout: Rollout, on_step: OnStep) -> dict[str, float]:
+    def _learn(self, rollout: Rollout) -> dict[str, float]:
         """Take the steps of an update. Returns what parts have to record behind it."""
         state, learner, parts = self.state, self.learner, self.parts.values()
         experience = self._experience(rollout)
         with self.ledger.timed("train"):
-            taken = learner.learn(experience, state.update, on_step)
+            taken = learner.learn(experience, state.update, self._on_step)
             names = sorted({name for part in parts for name in part.measurements})
             extra = {name: learner.MEASUREMENTS[name](learner, experience) for name in names}
         check_finite(extra)
@@ -216,7 +216,7 @@ class Trainer:
         return {name: value for part in parts for name, value in part.after(measured, moved).items()}
 
     def _look(self, rollout: Rollout) -> None:
-        """Health of a rollout, and what must hold of the first; only then are the weights that made it good ones."""
+        """Check the health of a rollout, and what must hold of the first."""
         measured, state = rollout.measured, self.state
         if state.update == 0:
             with self.ledger.timed("selfcheck"), self.precision.autocast():
@@ -226,7 +226,6 @@ class Trainer:
         if warning:
             state.warned = True
             self.watch.warn(f"{warning}; at step {state.planned}")
-        self.healthy = state.progress
 
     def _check_end(self) -> None:
         with self.ledger.timed("selfcheck"), self.precision.autocast():
@@ -255,31 +254,15 @@ class Trainer:
             part.recorded(step, values)
 
     def _rewind(self) -> int:
-        """Bring back the weights that made the last healthy rollout, and return their planned step.
-
-        They are trained again from the newest checkpoint. Few trials diverge; a copy of the weights in every update of
-        every trial would cost memory on the card, or time on its bus.
-        """
+        """Bring back the weights of the newest checkpoint, whose rollout was healthy, and return their planned step."""
         state, ended = self.state, self.state.progress
         self.ranks.wait()
         content = self.checkpoints.newest()
         if content is None:
             raise RuntimeError("the last healthy weights are lost: no checkpoint can be read")
         state.load_learner(content)
-        try:
-            while state.update < self.healthy.update:
-                self._learn(self._rollout(), lambda step, values: None)
-        except (Diverged, MemoryFull):
-            # On a card, sums need not be rounded alike twice, nor is as much memory free; the checkpoint's own weights
-            # are healthy ones.
-            state.load_learner(content)
         kept, state.update, state.taken = state.planned, ended.update, ended.taken
         return kept
-
-    def left(self) -> dict[str, Any]:
-        """Return what the next round begins with; what was spent is apart, since no two runs spend the same seconds."""
-        content = self.state.content(self.checkpoints.log.offset)
-        return {name: value for name, value in content.items() if name != "spent"}
 
     def state_bytes(self) -> int:
         """Memory of what training keeps from step to step."""

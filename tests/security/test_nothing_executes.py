@@ -34,7 +34,7 @@ from pipeline.rewards.classifier import load as load_classifier
 from pipeline.rewards.classifier_settings import ClassifierSettings
 from pipeline.rewards.ngrams import NGrams
 from pipeline.run.layout import Layout, read_sealed
-from pipeline.training import checkpoint, rounds
+from pipeline.training import checkpoint
 from studies.execution.scoring_sheet import read_sheet
 from studies.importing.logs import read_table
 from studies.serving.weights import ServedTrial
@@ -102,7 +102,6 @@ TABLES = (".parquet", ".csv", ".json", ".jsonl")
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "head": ("head.safetensors", lambda path: load_head(path, CPU)),
     "n-grams": ("table.safetensors", NGrams.load),
-    "rounds": (rounds.TENSORS, lambda path: rounds.load_state(path.parent)),
     "record": ("record.json", read_sealed),
     "study": ("study.yaml", read_yaml),
     **{f"texts {end}": (f"train{end}", lambda path: read_splits(path, "data.local.path", ("text",))) for end in TABLES},
@@ -115,7 +114,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
 def test_a_pickle_in_the_place_of_a_file_is_refused(name: str, bomb: bytes, tmp_path: Path, mark: Path) -> None:
     file, read = READERS[name]
     (tmp_path / file).write_bytes(bomb)
-    (tmp_path / rounds.PLAIN).write_text("{}")
     with pytest.raises((UserError, Fault, SafetensorError)):
         read(tmp_path / file)
     assert not mark.exists()

@@ -35,7 +35,7 @@ def learned(one: Trainer, **metrics: float) -> Trainer:
     """A trial after an update whose rollout had these metrics."""
     rollout = one._rollout()
     changed = {name.replace("__", "/"): value for name, value in metrics.items()}
-    one._learn(replace(rollout, metrics={**rollout.metrics, **changed}), lambda step, values: None)
+    one._learn(replace(rollout, metrics={**rollout.metrics, **changed}))
     return one
 
 
@@ -235,9 +235,10 @@ def test_a_warm_up_moves_the_critic_alone_and_tells_no_controller_anything(tmp_p
         parts: Any = one.parts
         return [parts[name].coef for name in ("old_kl", "kl", "entropy")]
 
-    one._learn(one._rollout(), look)
+    one._on_step = look  # type: ignore[method-assign]
+    one._learn(one._rollout())
     assert coefficients() == [1.0, one.cfg.kl.beta, one.cfg.entropy.coef]
-    one._learn(one._rollout(), look)
+    one._learn(one._rollout())
     assert all(
         now != then for now, then in zip(coefficients(), [1.0, one.cfg.kl.beta, one.cfg.entropy.coef], strict=True)
     )
@@ -301,7 +302,7 @@ def test_the_penalty_on_the_old_policy_follows_the_kl_that_an_update_ends_at(tmp
     one = trainer(tmp_path, **preset("ppo_penalty"), algorithm__kl_penalty__target=0.02, train__temperature=0.5)
     rollout = one._rollout()
     assert one.learner.moved_kl(rollout) == pytest.approx(0.0, abs=1e-9)
-    moved = one._learn(rollout, lambda step, values: None)["policy/old_kl"]
+    moved = one._learn(rollout)["policy/old_kl"]
     mask, labels = rollout.episodes.response_mask, rollout.episodes.labels.unsqueeze(1)
     with torch.no_grad():
         log_pi, _ = one.actor(rollout.episodes, 0.5)

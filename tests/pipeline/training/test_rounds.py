@@ -13,7 +13,8 @@ from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
 from pipeline.run.metrics_log import merged
-from pipeline.training.rounds import PLAIN, TENSORS, Round, load_state, save_state
+from pipeline.training.checkpoint import load_latest, save
+from pipeline.training.rounds import Round
 from pipeline.training.trainer import Outcome, Trainer
 
 ROUND_KL = "objective/round_kl_per_token"
@@ -34,19 +35,19 @@ class Rounds:
         return trainer(self.folder / str(number), reporter, part=part, **self.knobs, **more)
 
     def _begin(self, number: int) -> Any:
-        def begin() -> dict[str, Any]:
-            series = (self.folder / str(number - 1) / "metrics.jsonl").read_bytes()
-            (self.folder / str(number) / "metrics.jsonl").write_bytes(series)
-            spent = torch.load(self.folder / str(number - 1) / "spent.pt")
-            return {**load_state(self.folder / str(number - 1)), "spent": spent}
+        def begin() -> None:
+            last, out = (self.folder / str(one) for one in (number - 1, number))
+            (out / "metrics.jsonl").write_bytes((last / "metrics.jsonl").read_bytes())
+            content = load_latest(last / "end", print)
+            assert content is not None
+            save(out / "checkpoints", content["update"], content)
 
         return begin
 
     def finish(self, number: int, one: Trainer) -> Outcome:
         outcome = one.run()
         if number < self.count:
-            save_state(self.folder / str(number), one.left())
-            torch.save(one.ledger.state(), self.folder / str(number) / "spent.pt")
+            save(self.folder / str(number) / "end", one.state.update, one.state.content(one.checkpoints.log.offset))
         return outcome
 
     def run(self) -> tuple[Outcome, Trainer]:
@@ -103,7 +104,7 @@ def test_a_round_that_was_killed_goes_on_as_if_it_had_not(tmp_path: Path, number
         outcome = cut.finish(one, again)
         last = again
     assert outcome == whole
-    for name in (f"1/{TENSORS}", f"1/{PLAIN}", "1/metrics.jsonl", "2/metrics.jsonl"):
+    for name in ("1/metrics.jsonl", "2/metrics.jsonl"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert last is not None
     weights = last.actor.state_dict()
@@ -120,29 +121,3 @@ def test_caps_hold_over_all_rounds(tmp_path: Path) -> None:
     assert capped.cap["spent"] == capped.tokens > tokens
     whole, _, _ = run(tmp_path / "whole")
     assert rounds.of(2, last=first).run() == whole
-
-
-def test_what_a_round_begins_with_is_kept_to_the_last_bit(tmp_path: Path) -> None:
-    shared = torch.arange(6.0).view(2, 3)
-    state = {
-        "weights": {"a.b": shared, "transposed": shared.T},
-        "optimiser": {
-            "state": {0: {"step": torch.tensor(3.0)}, 1: {}},
-            "groups": [{"betas": (0.9, 0.1), "fused": True}],
-        },
-        "none": None,
-        "text": "a \u2014 b",
-        "number": 0.1 + 0.2,
-        "flags": torch.tensor([True, False]),
-    }
-    save_state(tmp_path, state)
-    found = load_state(tmp_path)
-    assert torch.equal(found["weights"]["transposed"], shared.T)
-    assert found["optimiser"]["state"][0]["step"].shape == ()
-    assert found["optimiser"]["state"].keys() == {0, 1}, "numbers stay numbers"
-    assert found["optimiser"]["groups"] == [{"betas": [0.9, 0.1], "fused": True}]
-    assert (found["none"], found["text"], found["number"]) == (None, "a \u2014 b", 0.1 + 0.2)
-    assert found["flags"].dtype == torch.bool
-    before = [(tmp_path / name).read_bytes() for name in (TENSORS, PLAIN)]
-    save_state(tmp_path, found)
-    assert before == [(tmp_path / name).read_bytes() for name in (TENSORS, PLAIN)]
