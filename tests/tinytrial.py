@@ -210,7 +210,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "guard": {"optimiser__guard": True, "optimiser__guard_steps": 5},
     "hinge": {"kl__hinge": 1e-3},
     "target": {"algorithm__target_kl": 1e-3},
-    "in the loss": {"kl__place": "loss", "algorithm__clip__dual": 2.0},
+    "in the loss": {"kl__place": "loss"},
     "clauses in the reward": {"kl__group": "clause", "kl__group_credit": "last"},
     "sentences in the loss": {"kl__place": "loss", "kl__loss_estimator": "k3", "kl__group": "sentence"},
     "separate": {"critic__kind": "separate"},

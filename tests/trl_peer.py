@@ -94,7 +94,7 @@ def ppo_trainer(
         "lr_scheduler_type": cfg.optimiser.lr_schedule, "adam_epsilon": cfg.optimiser.adam_eps,
         "max_grad_norm": cfg.optimiser.max_grad_norm, "kl_coef": cfg.kl.beta, "cliprange": cfg.algorithm.clip.epsilon,
         "cliprange_value": cfg.critic.cliprange, "vf_coef": cfg.critic.vf_coef, "gamma": cfg.algorithm.gamma,
-        "lam": cfg.algorithm.gae_lambda, "whiten_rewards": cfg.algorithm.whiten_rewards, "missing_eos_penalty": None,
+        "lam": cfg.algorithm.gae_lambda, "whiten_rewards": False, "missing_eos_penalty": None,
     }  # fmt: skip
     policy.generation_config.pad_token_id = words.pad_token_id
     trainer = PPOTrainer(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
 from pipeline.config.base import NonNegative, StrictlyPositive
@@ -35,15 +35,8 @@ class KlConfig(Scheduled):
             " margin: no penalty; beta scales the margin in a loss of pairs"
         ),
     )
-    reward_estimator: Annotated[Literal["k1", "k3"], setting("kl.place", "reward", "score"), PENALTY] = Field(
-        "k1", description="estimator of the penalty in reward or score; the gradient of k3 there is biased"
-    )
-    loss_estimator: Annotated[Literal["k2", "k3", "ratio_k3"], setting("kl.place", "loss"), PENALTY] = Field(
-        "k2",
-        description=(
-            "estimator of the penalty in the loss; ratio_k3: k3 times the ratio, whose gradient stays that of the KL"
-            " when the policy has moved since the rollout; k1 is not offered, since its mean gradient is 0"
-        ),
+    loss_estimator: Annotated[Literal["k2", "k3"], setting("kl.place", "loss"), PENALTY] = Field(
+        "k2", description="estimator of the penalty in the loss; k1 is not offered, since its mean gradient is 0"
     )
     group: Annotated[Literal["token", "clause", "sentence", "sequence"], GROUPED, PENALTY] = Field(
         "token",
@@ -93,12 +86,3 @@ class KlConfig(Scheduled):
     @property
     def start(self) -> float:
         return self.beta
-
-    @model_validator(mode="after")
-    def _ratio_of_a_token(self) -> Self:
-        if self.grouped_in("loss") and self.loss_estimator == "ratio_k3":
-            raise ValueError(
-                f"loss_estimator 'ratio_k3' weighs k3 by the ratio of a token, and group is '{self.group}'; use k2 or"
-                " k3, or group: token"
-            )
-        return self

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from pydantic import Field
 
-from pipeline.config.base import Finite, NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
 from pipeline.config.effects import When
 
 LEARNS = When(
@@ -28,13 +26,6 @@ class ClipSettings(Section):
     epsilon: StrictlyPositive = Field(0.2, description="the ratio is clipped to 1 - epsilon and 1 + epsilon")
     epsilon_high: StrictlyPositive | None = Field(
         None, description="epsilon above 1, where it is not the one below; none: epsilon"
-    )
-    dual: Annotated[Finite, Field(gt=1.0)] | None = Field(
-        None,
-        description=(
-            "c: where the advantage is negative, the loss of a token or response is at most c times its size; none: no"
-            " limit"
-        ),
     )
 
     @property

@@ -8,19 +8,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import limited
-from pipeline.algorithms.mathematics.losses import capped_weight_loss, dual_clip, policy_loss
+from pipeline.algorithms.mathematics.losses import capped_weight_loss, policy_loss
 from pipeline.algorithms.settings import CispoSettings, ClipSettings
 
 Losses = tuple[Tensor, dict[str, Tensor]]
 
 
 def clipped(new: Tensor, old: Tensor, advantages: Tensor, clip: ClipSettings) -> Losses:
-    """The clipped surrogate, with ``dual`` bounded from above too."""
+    """The clipped surrogate."""
     loss, active = policy_loss(new, old, advantages, *clip.epsilons)
-    metrics = {"policy/pg_clipfrac": active}
-    if clip.dual is not None:
-        loss, metrics["policy/dual_clipfrac"] = dual_clip(loss, advantages, clip.dual)
-    return loss, metrics
+    return loss, {"policy/pg_clipfrac": active}
 
 
 def capped(new: Tensor, old: Tensor, advantages: Tensor, cispo: CispoSettings) -> Losses:

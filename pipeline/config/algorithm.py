@@ -60,9 +60,6 @@ class AlgorithmConfig(Section):
     value_lambda: Annotated[Fraction | None, *FITTED_CRITIC] = Field(
         None, description="lambda of the returns that the critic is fitted to; none: gae_lambda"
     )
-    whiten_rewards: Annotated[bool, setting("algorithm.advantage", "gae")] = Field(
-        False, description="divide the rewards of a rollout by their standard deviation, without changing their mean"
-    )
     whiten_advantages: bool = Field(
         True,
         description=(

@@ -150,9 +150,9 @@ def shaped(context: RolloutContext, scores: Scores, episodes: Episodes, measured
     beta = beta_in_reward(context.terms.kl_coef, kl.place)
     pair = measured.logprobs, measured.ref_logprobs, mask
     if not kl.grouped_in("reward"):
-        return final, non_score_reward(*pair, beta, kl.reward_estimator)
+        return final, non_score_reward(*pair, beta)
     groups = groups_of(episodes, kl, context.closes)
-    return final, group_non_score_reward(*pair, groups, beta, kl.reward_estimator, kl.group_credit)
+    return final, group_non_score_reward(*pair, groups, beta, kl.group_credit)
 
 
 def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConfig) -> Tensor:

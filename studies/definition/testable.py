@@ -39,7 +39,6 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     ),
     (BONUS, ("objective/ent_coef",)),
     (setting("algorithm.trust_region", "clip", "cispo"), ("policy/pg_clipfrac",)),
-    (given("algorithm.clip.dual"), ("policy/dual_clipfrac",)),
     (setting("kl.place", "loss"), ("policy/kl_loss",)),
     (given("kl.hinge"), ("policy/kl_hinge",)),
     (CRITIC, ("value/vf_loss", "value/vf_clipfrac", "value/explained_variance", "value/grad_norm")),

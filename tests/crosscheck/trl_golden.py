@@ -77,16 +77,13 @@ def grpo(**own: Any) -> Case:
 TOKENS = {"loss_type": "bnpo"}
 CASES = {
     "grpo": grpo(),
-    "grpo_ratio_k3": grpo(use_bias_correction_kl=True),
     "grpo_no_kl": grpo(beta=0.0),
-    "grpo_two_sided": grpo(delta=1.3),
     "grpo_entropy": grpo(entropy_coef=0.2),
     "dr_grpo": grpo(loss_type="dr_grpo", scale_rewards="none"),
     "lite_ppo": grpo(scale_rewards="batch", **TOKENS),
     "lite_ppo_entropy": grpo(scale_rewards="batch", entropy_coef=0.2, **TOKENS),
     "gspo": grpo(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
     "gspo_wide": grpo(importance_sampling_level="sequence", epsilon=0.01, epsilon_high=0.02),
-    "gspo_ratio_k3": grpo(importance_sampling_level="sequence", epsilon=0.01, use_bias_correction_kl=True),
     "cispo": grpo(loss_type="cispo", epsilon_high=2.0),
     "dapo": grpo(loss_type="dapo", epsilon_high=0.28),
     "dapo_own_tokens": grpo(epsilon_high=0.28, **TOKENS),

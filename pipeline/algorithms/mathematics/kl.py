@@ -25,11 +25,6 @@ def limited(d: Tensor) -> Tensor:
     return d - d.detach() + d.detach().clamp(max=LARGEST_LOG_RATIO)
 
 
-def k1(d: Tensor) -> Tensor:
-    """d, in nats; any shape."""
-    return d
-
-
 def k2(d: Tensor) -> Tensor:
     """d² / 2, in nats; any shape."""
     return 0.5 * d * d

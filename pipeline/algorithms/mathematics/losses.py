@@ -8,17 +8,12 @@ mini-batch is cut into micro-batches; a mean of means would not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import k2, k3, limited
-
-ESTIMATORS = {"k2": k2, "k3": k3}
-SLOPES: dict[str, Callable[[Tensor], Tensor]] = {"k2": lambda d: d, "k3": lambda d: -limited(-d).expm1()}
-"""Slopes of the estimators by d."""
 
 
 def policy_loss(
@@ -51,45 +46,21 @@ def capped_weight_loss(new_logprobs: Tensor, logprobs: Tensor, advantages: Tenso
     return -ratio.clamp(max=cap) * advantages * new_logprobs, ratio > cap
 
 
-def dual_clip(losses: Tensor, advantages: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Bound the loss of a token that was bad and has become much more likely, and return where the bound is active.
+def kl_loss(d: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
+    """KL to the reference as a term of the loss: k2 or k3 of d = log π - log ref, of a token or summed over a group.
 
-        loss = min(loss, -c A)  where A < 0
-
-    `losses` of `policy_loss`, c = `bound` > 1; returns losses (N,) and bool (N,). The clip alone leaves the ratio of a
-    negative advantage unbounded from above. Ye 2020 (arXiv 1912.09729), eq. 5.
+    d, any shape, in nats, as the result. The gradient of k2 is d ∇log π, whose mean under π is the gradient of
+    KL(π || ref); that of k3 is (1 - exp(-d)) ∇log π, whose mean is the gradient of KL(ref || π), nearly the same for
+    small d. The gradient of k1, ∇log π, is 0 on average: a penalty without effect (Tang and Munos 2025, arXiv
+    2506.09477). k3 in the loss is GRPO's choice (Shao 2024, arXiv 2402.03300, eq. 4). With a group as one draw, a token
+    also pays for the drift that it leads to in its group.
     """
-    limit = -bound * advantages
-    active = (advantages < 0) & (losses > limit)
-    return torch.where(active, limit, losses), active
+    return k2(d) if estimator == "k2" else k3(d)
 
 
-def kl_loss(
-    new_logprobs: Tensor, ref_logprobs: Tensor, logprobs: Tensor, estimator: Literal["k2", "k3", "ratio_k3"]
-) -> Tensor:
-    """KL to the reference as a term of the loss: k2 or k3 of d = new_logprobs - ref_logprobs; (N,) in nats.
-
-    `logprobs` are those of the behaviour policy, for ``ratio_k3``: k3 times exp(new_logprobs - logprobs).
-
-    The gradient of k2 is d ∇log π, whose mean under π is the gradient of KL(π || ref); that of k3 is
-    (1 - exp(-d)) ∇log π, whose mean is the gradient of KL(ref || π), nearly the same for small d. The gradient of k1,
-    ∇log π, is 0 on average: a penalty without effect (Tang and Munos 2025, arXiv 2506.09477). k3 in the loss is GRPO's
-    choice (Shao 2024, arXiv 2402.03300, eq. 4). That of ratio_k3 is d ratio ∇log π: k2's at ratio 1, and unbiased for
-    KL(π || ref) on the samples of an older policy.
-    """
-    estimate = ESTIMATORS[estimator.removeprefix("ratio_")](new_logprobs - ref_logprobs)
-    return estimate * limited(new_logprobs - logprobs).exp() if estimator == "ratio_k3" else estimate
-
-
-def group_kl_loss(d: Tensor, estimator: Literal["k2", "k3"]) -> tuple[Tensor, Tensor]:
-    """k2 or k3 of the log-ratio of a group of tokens, and its slope, which is its gradient by every log-prob in it.
-
-        k2: D² / 2, slope D;  k3: exp(-D) - 1 + D, slope 1 - exp(-D);  with D = Σ (log π - log ref) over the group
-
-    d, any shape, in nats, as the estimates; slopes without a unit. So a token also pays for the drift that it leads to
-    in its group. With the group as one draw, the gradients estimate what `kl_loss` states.
-    """
-    return ESTIMATORS[estimator](d), SLOPES[estimator](d)
+def kl_slope(d: Tensor, estimator: Literal["k2", "k3"]) -> Tensor:
+    """Slope of `kl_loss` by d, which is its gradient by every log-prob in it: d, or 1 - exp(-d); without a unit."""
+    return d if estimator == "k2" else -limited(-d).expm1()
 
 
 def value_loss(vpred: Tensor, values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:

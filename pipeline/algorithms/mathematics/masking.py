@@ -45,17 +45,13 @@ def masked_var(x: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((x - masked_mean(x, mask)) ** 2, mask)
 
 
-def masked_whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """Scale to unit variance over valid tokens; with `shift_mean` also to mean 0.
+def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """Scale to mean 0 and unit variance over valid tokens: (x - mean) / √(var + 1e-8).
 
-        (x - mean) / √(var + 1e-8),  + mean where `shift_mean` is False
-
-    Returns the shape of x without a unit, 0 on invalid tokens. Advantages lose their mean, rewards keep it (the old
-    one, not divided), as in the code of Ziegler 2019 (OpenAI `lm-human-preferences`). For fp32 and wider, and bf16:
-    in fp16 1e-8 is 0, and what does not vary becomes NaN. Raises `ValueError` for a mask that is all False.
+    Returns the shape of x without a unit, 0 on invalid tokens. As in the code of Ziegler 2019 (OpenAI
+    `lm-human-preferences`). For fp32 and wider, and bf16: in fp16 1e-8 is 0, and what does not vary becomes NaN. Raises
+    `ValueError` for a mask that is all False.
     """
     mean = masked_mean(x, mask)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask) + EPSILON)
-    if not shift_mean:
-        white = white + mean
     return torch.where(mask, white, torch.zeros((), dtype=x.dtype, device=x.device))

@@ -7,10 +7,7 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.kl import k1, k3
 from pipeline.algorithms.mathematics.token_groups import Credit, credited, group_sums
-
-ESTIMATORS = {"k1": k1, "k3": k3}
 
 
 def handle_missing_eos(
@@ -60,34 +57,26 @@ def beta_in_reward(kl_coef: float, place: Literal["reward", "score", "loss", "ma
             assert_never(place)
 
 
-def non_score_reward(
-    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float, estimator: Literal["k1", "k3"] = "k1"
-) -> Tensor:
-    """-β (log π - log ref) on valid tokens, 0 elsewhere; with `estimator` k3, -β k3 of the same difference.
+def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
+    """-β (log π - log ref) on valid tokens, 0 elsewhere.
 
     logprobs, ref_logprobs (B, T) in nats, anything on invalid tokens; mask (B, T) True on valid ones; returns (B, T) in
     score units, so β is score units per nat. Ziegler 2019 (arXiv 1909.08593), eq. 2, split over tokens.
     """
-    penalty = -kl_coef * ESTIMATORS[estimator](logprobs - ref_logprobs)
+    penalty = -kl_coef * (logprobs - ref_logprobs)
     return torch.where(mask, penalty, torch.zeros_like(penalty))
 
 
 def group_non_score_reward(
-    logprobs: Tensor,
-    ref_logprobs: Tensor,
-    mask: Tensor,
-    groups: Tensor,
-    kl_coef: float,
-    estimator: Literal["k1", "k3"],
-    credit: Credit,
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, groups: Tensor, kl_coef: float, credit: Credit
 ) -> Tensor:
-    """-β k1(D) or -β k3(D) of each group of tokens, with D = Σ (log π - log ref) over it, put on its tokens by
-    `credit` (`pipeline.algorithms.mathematics.token_groups.credited`).
+    """-β D of each group of tokens, with D = Σ (log π - log ref) over it, put on its tokens by `credit`
+    (`pipeline.algorithms.mathematics.token_groups.credited`).
 
-    Shapes and units as `non_score_reward`, groups (B, T) as `group_numbers` gives them. With k1 the sum over a response
-    does not depend on the groups.
+    Shapes and units as `non_score_reward`, groups (B, T) as `group_numbers` gives them. The sum over a response does
+    not depend on the groups.
     """
-    whole = -kl_coef * ESTIMATORS[estimator](group_sums(logprobs - ref_logprobs, groups, mask))
+    whole = -kl_coef * group_sums(logprobs - ref_logprobs, groups, mask)
     return credited(whole, groups, mask, credit)
 
 

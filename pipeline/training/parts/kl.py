@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.kl_settings import KlConfig
-from pipeline.algorithms.mathematics.losses import group_kl_loss, kl_loss
+from pipeline.algorithms.mathematics.losses import kl_loss, kl_slope
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm, Rows, groups_of
@@ -33,8 +33,7 @@ class KlToReference(Coefficient[KlConfig]):
             return _on_groups(rows, self.coef, kl)
 
         def penalty(tokens: slice, logprobs: Tensor) -> Tensor:
-            ref, old = rows.ref_logprobs[tokens], rows.old_logprobs[tokens]
-            return rows.weighted(tokens, self.coef * kl_loss(logprobs, ref, old, kl.loss_estimator))
+            return rows.weighted(tokens, self.coef * kl_loss(logprobs - rows.ref_logprobs[tokens], kl.loss_estimator))
 
         return LossTerm(
             lambda tokens, logprobs, entropy: penalty(tokens, logprobs),
@@ -48,10 +47,9 @@ def _on_groups(rows: Rows, coef: float, kl: KlConfig) -> LossTerm:
 
     As a metric the value is spread evenly over the tokens of the group.
     """
-    assert kl.loss_estimator != "ratio_k3"
     mask, groups = rows.mask, groups_of(rows.episodes, kl, rows.closes)
     whole = group_sums(to_grid(rows.now() - rows.ref_logprobs, mask), groups, mask)
-    estimate, slope = group_kl_loss(whole, kl.loss_estimator)
+    estimate, slope = kl_loss(whole, kl.loss_estimator), kl_slope(whole, kl.loss_estimator)
     paying = mask if kl.group_credit == "shared" else group_ends(groups, mask)
     slopes = torch.where(paying, coef * slope, 0.0)[mask]
     values = credited(coef * estimate, groups, mask, "shared")[mask]

@@ -15,7 +15,6 @@ from torch import Tensor
 from pipeline.algorithms.base import AdvantageEstimate, Judged, Replayed, estimator_of
 from pipeline.algorithms.baselines import EPSILON
 from pipeline.algorithms.mathematics.advantages import gae, to_go
-from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.algorithms.replay import held, segment_gae, starts, targets
 
@@ -83,15 +82,11 @@ def test_an_estimator_without_what_it_needs_is_refused(name: str, missing: str) 
         by(name, replace(judged(SCORES), **{missing: None}))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("whiten", [False, True])
-def test_a_critics_returns_have_a_lambda_of_their_own(whiten: bool) -> None:
+def test_a_critics_returns_have_a_lambda_of_their_own() -> None:
     """1 makes them Monte Carlo, whatever the advantages have."""
     one = replace(judged(SCORES), non_score=0.1 * drawn(4, 3, seed=2) * MASK, values=drawn(4, 3, seed=3))
-    knobs = {"algorithm__gae_lambda": 0.6, "algorithm__whiten_rewards": whiten}
-    common, apart = (by("gae", one, **knobs, algorithm__value_lambda=own) for own in (None, 1.0))
+    common, apart = (by("gae", one, algorithm__gae_lambda=0.6, algorithm__value_lambda=own) for own in (None, 1.0))
     rewards = token_rewards(one.scores, one.non_score, MASK)
-    if whiten:
-        rewards = masked_whiten(rewards, MASK, shift_mean=False)
     assert torch.equal(common.advantages, apart.advantages)
     assert one.values is not None
     torch.testing.assert_close(apart.advantages, gae(rewards, one.values, MASK, 1.0, 0.6)[0])

@@ -32,7 +32,6 @@ LOSSES: dict[str, dict[str, Any]] = {
     "penalty on the last token of a clause": {"kl__place": "loss", "kl__group": "clause", "kl__group_credit": "last"},
     "penalty on sentences by k3": {**preset("gspo"), "kl__group": "sentence"},
     "mean ratio, penalty on last tokens": {**preset("gspo"), "kl__group": "sentence", "kl__group_credit": "last"},
-    "weighted k3": {**preset("grpo"), "kl__loss_estimator": "ratio_k3"},
     "sums of tokens, at a temperature": {
         **preset("grpo"),
         "algorithm__aggregation": "seq_mean_token_sum",
@@ -70,8 +69,6 @@ def plain_losses(one: Trainer, rollout: Any, mini: list[int]) -> tuple[Tensor, T
             d = torch.stack(of_groups(d, rollout.episodes.responses[row, :n].tolist(), cfg.kl))
         k3 = (-d).exp() - 1 + d
         penalty = (0.5 * d * d if cfg.kl.loss_estimator == "k2" else k3).sum()
-        if cfg.kl.loss_estimator == "ratio_k3":
-            penalty = ((new - old).exp() * k3).sum()
         bonus = -(log_pi.exp() * log_pi).sum()
         rest = (0.3 * penalty if cfg.kl.place == "loss" else 0.0) - cfg.entropy.coef * bonus
         if knobs.trust_region == "kl_penalty":

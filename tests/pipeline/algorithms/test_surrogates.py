@@ -73,7 +73,6 @@ def test_weights_of_responses_by_hand(how: str, weights: list[float]) -> None:
     [
         ({}, 2.0, -2.4, 0.0),
         ({}, 0.0, 0.0, 0.0),
-        ({"algorithm__clip__dual": 3.0}, -2.0, 6.0, 0.0),
         (CISPO, 2.0, 10.0, -10.0),
         (NONE, 0.0, 0.0, 0.0),
         (NO_RATIO, 2.0, 2.0, -2.0),

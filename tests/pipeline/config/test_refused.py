@@ -93,11 +93,7 @@ algorithm=trpo critic.vf_coef=0 | and critic.vf_coef 0 does not train it
 algorithm=grpo algorithm.trust_region=trpo | use advantage: gae and critic.kind: separate
 algorithm=trpo kl.place=loss kl.group=clause | is of several; use kl.group: token, or kl.place: reward
 algorithm=trpo adapter.kind=lora adapter.quantize=4bit | needs forward-mode derivatives, which adapter.quantize '4bit'
-algorithm=grpo kl.loss_estimator=ratio_k3 kl.group=sentence | weighs k3 by the ratio of a token, and group is 'sentence'
 kl.group=clauses | kl.group = 'clauses': must be 'token', 'clause', 'sentence' or 'sequence'
-algorithm.whiten_rewards=true critic.pretraining_steps=8 | the critic has score units (critic.pretraining_steps)
-algorithm.whiten_rewards=true critic.target=replay | the critic has score units (critic.target 'replay')
-algorithm.whiten_rewards=true FROM_REWARD | the critic has score units (critic.init 'reward')
 critic.warmup_steps=2048 | critic.warmup_steps 2048 leaves the policy none of train.steps 2048; use fewer
 evaluate.best_of=0 | evaluate.best_of = 0: must be greater than 0
 evaluate.prompts=2048 | evaluate.prompts 2048 is more than data.heldout_prompts 1024; raise the latter
@@ -252,14 +248,12 @@ algorithm.trpo.delta=0.02 | | algorithm=trpo
 algorithm.target_kl=0.02 | algorithm=trpo |
 optimiser.lr=0.1 | algorithm=trpo critic.lr=0.2 critic.head_lr=0.2 | algorithm=trpo
 algorithm.gae_lambda=0.9 | algorithm=rloo |
-algorithm.whiten_rewards=true | algorithm=rloo |
 optimiser.clip_norms=together | | critic.kind=separate
 train.missing_eos=subtract | algorithm=dpo |
 train.overlong_penalty=2.0 | | train.overlong_share=0.2
 algorithm.v_star.beta=2.0 | | algorithm=a_star_po
 algorithm.v_star.samples=8 | | algorithm=a_star_po
 values.samples=32 | algorithm=rloo | algorithm=a_star_po
-kl.reward_estimator=k3 | kl.place=loss |
 train.missing_eos_penalty=2.0 | train.missing_eos=none |
 kl.place=loss | kl.beta=0.0 |
 kl.loss_estimator=k3 | | kl.place=loss

@@ -270,9 +270,9 @@ def test_the_target_kl_stop_ends_the_epochs_before_the_step_it_refuses(tmp_path:
 
 def test_each_part_logs_its_own_series_and_none_where_it_is_not_asked_for(tmp_path: Path) -> None:
     knobs = {**FLOOR, "kl__place": "loss", "kl__control": "linear", "kl__hinge": 1e-2, "algorithm__target_kl": 0.1}
-    knobs |= {"optimiser__guard": True, "algorithm__clip__dual": 2.0, **CONTROLS["falling bonus"]}
+    knobs |= {"optimiser__guard": True, **CONTROLS["falling bonus"]}
     _, rows, _ = run(tmp_path / "all", **knobs)
-    own = {"policy/kl_loss", "policy/kl_hinge", "policy/update_steps", "policy/dual_clipfrac", "objective/ent_coef"}
+    own = {"policy/kl_loss", "policy/kl_hinge", "policy/update_steps", "objective/ent_coef"}
     assert own | {"objective/floor_weight"} <= set().union(*rows.values())
     assert series(rows, "objective/kl_coef") == pytest.approx([0.05, 0.04, 0.03, 0.02, 0.01, 0])
     assert series(rows, "objective/ent_coef") == pytest.approx([0.5, 0.4, 0.3, 0.2, 0.1, 0])

@@ -29,7 +29,7 @@ TWO = smoke(runtime__processes=2)
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"critic__kind": "separate", "kl__control": "adaptive", "algorithm__whiten_rewards": True},
+        {"critic__kind": "separate", "kl__control": "adaptive"},
         {"algorithm": "a_star_po", "values__samples": 2},
         {"algorithm": "ppo_penalty", "kl__group": "clause", "kl__group_credit": "last"},
         {"algorithm": "dpo"},

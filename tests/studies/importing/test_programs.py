@@ -33,7 +33,7 @@ VERL = {
 }  # fmt: skip
 OF_VERL = {
     "objective/scores": 0.7, "objective/rlhf_reward": 0.6, "objective/kl_per_token": 0.02, "objective/kl_coef": 0.05,
-    "objective/length": 48.0, "policy/entropy": 1.2, "policy/pg_clipfrac": 0.03, "policy/dual_clipfrac": 0.0,
+    "objective/length": 48.0, "policy/entropy": 1.2, "policy/pg_clipfrac": 0.03,
     "policy/grad_norm": 0.5, "policy/lr": 1e-6, "value/vf_clipfrac": 0.05, "value/explained_variance": 0.4,
     "value/grad_norm": 2.0,
 }  # fmt: skip

@@ -14,8 +14,8 @@ from naive import DTYPES, drawn, eps, grid, prefix
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.advantages import explained_variance, gae
-from pipeline.algorithms.mathematics.kl import k1, k2, k3
-from pipeline.algorithms.mathematics.losses import dual_clip, policy_loss, value_loss
+from pipeline.algorithms.mathematics.kl import k2, k3
+from pipeline.algorithms.mathematics.losses import policy_loss, value_loss
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_sum, masked_var, masked_whiten
 from pipeline.algorithms.mathematics.shaping import group_non_score_reward, non_score_reward, token_rewards
 from pipeline.algorithms.mathematics.token_groups import Credit, credited, group_numbers, group_sums
@@ -45,7 +45,7 @@ def rewards(b: Batch) -> Tensor:
 
 
 def in_groups(b: Batch, credit: Credit) -> Tensor:
-    return group_non_score_reward(b.x, b.y, b.mask, group_numbers(b.x > b.y), 0.3, "k3", credit)
+    return group_non_score_reward(b.x, b.y, b.mask, group_numbers(b.x > b.y), 0.3, credit)
 
 
 def sums(b: Batch) -> Tensor:
@@ -54,7 +54,6 @@ def sums(b: Batch) -> Tensor:
 
 WHITENING: dict[str, Callable[[Batch], Tensor]] = {
     "masked_whiten": lambda b: masked_whiten(b.x, b.mask),
-    "masked_whiten, mean kept": lambda b: masked_whiten(b.x, b.mask, shift_mean=False),
     "the whole shaping": lambda b: masked_whiten(gae(rewards(b), b.y, b.mask, 1.0, 0.95)[0], b.mask),
 }
 """Look at other rows."""
@@ -69,11 +68,10 @@ GRIDS: dict[str, Callable[[Batch], Tensor]] = {
     "gae returns": lambda b: gae(b.x, b.y, b.mask, 0.9, 0.8)[1],
     "segment_gae": lambda b: segment_gae(b.x, b.y, starts(b.mask.sum(1), b.mask.shape[1], 2), b.mask, 0.8),
     "policy_loss": lambda b: to_grid(policy_loss(*b.flat, b.flat[0] + 1, 0.2)[0], b.mask),
-    "dual_clip": lambda b: to_grid(dual_clip(policy_loss(*b.flat, b.flat[0], 0.2)[0], b.flat[0], 1.5)[0], b.mask),
     "value_loss": lambda b: to_grid(value_loss(*b.flat, b.flat[0] + 1, 0.2)[0], b.mask),
     **{
         kind.__name__: lambda b, kind=kind: to_grid(kind(b.flat[0] - b.flat[1]), b.mask)  # type: ignore[misc]
-        for kind in (k1, k2, k3)
+        for kind in (k2, k3)
     },
 }
 """Give a grid: 0 on padding."""

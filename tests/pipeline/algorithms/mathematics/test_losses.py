@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import naive
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.kl import exact_kl, k1
+from pipeline.algorithms.mathematics.kl import exact_kl
 from pipeline.algorithms.mathematics.losses import (
     capped_weight_loss,
-    dual_clip,
-    group_kl_loss,
     kl_loss,
-    policy_loss,
+    kl_slope,
     value_loss,
 )
 
@@ -36,26 +33,6 @@ def slope(loss: Tensor, at: Tensor) -> list[float]:
 
 
 # --- policy ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "bound"),
-    [
-        (4.0, -2.0, 6.0, True),  # 4 x 2 = 8 ends at 3 x 2
-        (2.5, -2.0, 5.0, False),  # within
-        (0.5, -2.0, 1.6, False),  # the clip below is the usual one
-        (4.0, 2.0, -2.4, False),  # good tokens have the usual clip
-        (4.0, 0.0, 0.0, False),
-    ],
-)
-def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, bound: bool) -> None:
-    new = f64(math.log(ratio)).requires_grad_()
-    plain, clipped = policy_loss(new, f64(0.0), f64(advantage), 0.2)
-    losses, active = dual_clip(plain, f64(advantage), 3.0)
-    assert losses.item() == pytest.approx(loss)
-    assert active.item() is bound
-    # A token so far away pulls no more.
-    assert slope(losses, new) == pytest.approx([0.0 if bound or clipped.item() else -advantage * ratio])
 
 
 def test_a_capped_weight_keeps_the_gradient_of_its_token() -> None:
@@ -77,16 +54,9 @@ def test_a_capped_weight_keeps_the_gradient_of_its_token() -> None:
 def test_kl_in_the_loss_by_hand_and_its_slope(name: Any, estimates: list[float], slopes: list[float]) -> None:
     """d = log 2, -log 2 and 0: k3 is 1/2 - 1 + log 2 and 2 - 1 - log 2, its slope 1 - 1/2 and 1 - 2."""
     d = f64(LOG2, -LOG2, 0.0).requires_grad_()
-    for losses in (kl_loss(d - 1, f64(-1, -1, -1), f64(5, 5, 5), name), group_kl_loss(d, name)[0]):
-        assert losses.tolist() == pytest.approx(estimates)
-        assert slope(losses, d) == pytest.approx(slopes)
-    assert group_kl_loss(d, name)[1].tolist() == pytest.approx(slopes)
-
-
-def test_k3_times_the_ratio_has_the_gradient_of_k2_weighted_by_it() -> None:
-    new, old, ref = (-naive.drawn(9, seed=seed).abs().requires_grad_(seed == 1) for seed in (1, 2, 3))
-    wanted = ((new - old).exp() * (new - ref)).tolist()
-    assert slope(kl_loss(new, ref, old, "ratio_k3"), new) == pytest.approx(wanted, rel=1e-9)
+    assert kl_loss(d, name).tolist() == pytest.approx(estimates)
+    assert slope(kl_loss(d, name), d) == pytest.approx(slopes)
+    assert kl_slope(d, name).tolist() == pytest.approx(slopes)
 
 
 @given(
@@ -100,13 +70,13 @@ def test_gradients_of_the_estimators_in_expectation(pair: tuple[list[float], lis
     z, ref = f64(*pair[0]).requires_grad_(), torch.log_softmax(f64(*pair[1]), -1)
     log_pi = torch.log_softmax(z, -1)
     drawn_from = log_pi.exp().detach()  # sampling does not differentiate
-    kinds: tuple[Literal["k2", "k3", "ratio_k3"], ...] = ("k2", "k3", "ratio_k3")
+    kinds: tuple[Literal["k2", "k3"], ...] = ("k2", "k3")
     for name in kinds:
         truth = exact_kl(ref, log_pi) if name == "k3" else exact_kl(log_pi, ref)
-        mean = (drawn_from * kl_loss(log_pi, ref, log_pi.detach(), name)).sum()
+        mean = (drawn_from * kl_loss(log_pi - ref, name)).sum()
         (ours,), (wanted,) = (torch.autograd.grad(one, z, retain_graph=True) for one in (mean, truth))
         assert torch.allclose(ours, wanted, atol=1e-12)
-    (nothing,) = torch.autograd.grad((drawn_from * k1(log_pi - ref)).sum(), z)
+    (nothing,) = torch.autograd.grad((drawn_from * (log_pi - ref)).sum(), z)
     assert torch.allclose(nothing, torch.zeros_like(nothing), atol=1e-12)
 
 

@@ -3,7 +3,6 @@ EOS gets."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -87,8 +86,6 @@ def test_penalty_by_hand() -> None:
     mask = prefix([[1, 2], [1, 2, 3]])
     penalty = non_score_reward(logprobs, ref, mask, 0.1)
     assert penalty.tolist() == [pytest.approx([-0.1, 0.05, 0.0]), pytest.approx([0.0, -0.1, 0.0])]
-    k3 = non_score_reward(logprobs, ref, mask, 0.1, "k3")
-    assert k3[0].tolist() == pytest.approx([-0.1 * math.exp(-1), -0.1 * (math.exp(0.5) - 1.5), 0.0])
 
 
 def test_penalty_on_groups_by_hand() -> None:
@@ -96,28 +93,24 @@ def test_penalty_on_groups_by_hand() -> None:
     d, mask = grid([[1.0, -0.4, 0.2], [0.5, -0.3, 0.1, 0.5]]), prefix([[1, 2, 3], [1, 2, 3, 4]])
     groups = group_numbers(torch.tensor([[False, True, False, True], [True, False, False, False]]))
 
-    def found(estimator: Any, credit: Any) -> list[list[float]]:
-        rows: list[list[float]] = group_non_score_reward(d, d * 0, mask, groups, 0.1, estimator, credit).tolist()
+    def found(credit: Any) -> list[list[float]]:
+        rows: list[list[float]] = group_non_score_reward(d, d * 0, mask, groups, 0.1, credit).tolist()
         return rows
 
     third = -0.1 * 0.3 / 3
     shared = [pytest.approx([-0.03, -0.03, -0.02, 0.0]), pytest.approx([-0.05, third, third, third])]
-    assert found("k1", "shared") == shared
-    assert found("k1", "last") == [pytest.approx([0, -0.06, -0.02, 0]), pytest.approx([-0.05, 0, 0, -0.03])]
-    k3 = [-0.1 * (math.exp(-d) - 1 + d) for d in (0.6, 0.2, 0.5, 0.3)]
-    assert found("k3", "last") == [pytest.approx([0, k3[0], k3[1], 0]), pytest.approx([k3[2], 0, 0, k3[3]])]
-    assert found("k3", "shared")[0] == pytest.approx([k3[0] / 2, k3[0] / 2, k3[1], 0])
+    assert found("shared") == shared
+    assert found("last") == [pytest.approx([0, -0.06, -0.02, 0]), pytest.approx([-0.05, 0, 0, -0.03])]
 
 
 def test_groups_of_one_token_are_tokens_and_a_whole_response_on_its_last_is_a_penalty_in_the_score() -> None:
     x, mask, scores = drawn(3, 5, seed=3), prefix([[1, 2, 3, 4, 5], [1], [1, 2]]), drawn(3, seed=4)
     alone = group_numbers(torch.ones_like(mask))
-    for estimator in ("k1", "k3"):
-        plain = non_score_reward(x, x * 0, mask, 0.05, estimator)  # type: ignore[arg-type]
-        for credit in ("shared", "last"):
-            found = group_non_score_reward(x, x * 0, mask, alone, 0.05, estimator, credit)  # type: ignore[arg-type]
-            assert torch.equal(found, plain)
-    whole = group_non_score_reward(x, x * 0, mask, torch.zeros(3, 5, dtype=torch.long), 0.3, "k1", "last")
+    plain = non_score_reward(x, x * 0, mask, 0.05)
+    for credit in ("shared", "last"):
+        found = group_non_score_reward(x, x * 0, mask, alone, 0.05, credit)  # type: ignore[arg-type]
+        assert torch.equal(found, plain)
+    whole = group_non_score_reward(x, x * 0, mask, torch.zeros(3, 5, dtype=torch.long), 0.3, "last")
     in_score = token_rewards(scores - 0.3 * torch.where(mask, x, 0.0).sum(1), torch.zeros_like(x), mask)
     torch.testing.assert_close(token_rewards(scores, whole, mask), in_score, rtol=1e-12, atol=1e-12)
 
