@@ -1,5 +1,5 @@
 """Interface of an algorithm: an estimator of advantages, and a surrogate of the policy's loss. Their code is found by
-the lines in `pipeline.algorithms.kinds`.
+the entries of `pipeline.algorithms.kinds`.
 
 B sequences, T response columns, N valid tokens of some rows, row by row.
 """

@@ -1,15 +1,17 @@
-"""Kinds of advantages, trust regions and parts of training, one line each.
+"""Kinds of advantages, trust regions and parts of training, an entry of ``kinds.yaml`` each.
 
-Settings, schema, messages and code are found by these lines. Code is imported when a trial needs it, settings need no
-torch, and a line whose code is not chosen is part of no key. A new kind is a file with its code, its settings beside
-it where it has some, and a line here.
-
-Imports nothing outside the standard library.
+Settings, schema, messages and code are found by these entries. Code is imported when a trial needs it, settings need no
+torch, and an entry whose code is not chosen is part of no key. A new kind is a file with its code, its settings beside
+it where it has some, and an entry.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Advantage:
     """``module:name`` of its `pipeline.algorithms.base.Estimator`; None where the policy is not trained at all."""
     settings: str | None = None
     """``module:class``; they stand in the section of `algorithm` that has its name."""
-    critics: tuple[str, ...] = ("none",)
+    critics: Sequence[str] = ("none",)
     """Values of ``critic.kind`` that it works with."""
     least_responses: int = 1
     """Smallest ``train.responses_per_prompt``."""
@@ -65,109 +67,8 @@ class PartKind:
     """Key of the section that a part without its own reads."""
 
 
-ADVANTAGES: dict[str, Advantage] = {
-    "gae": Advantage(
-        "GAE from a learned critic", "pipeline.algorithms.gae:by_critic", critics=("shared", "separate"), varies=True
-    ),
-    "reinforce": Advantage("score minus the mean score of the rollout", "pipeline.algorithms.baselines:batch_mean"),
-    "rloo": Advantage(
-        "score minus the mean of the other responses to the prompt",
-        "pipeline.algorithms.baselines:rloo",
-        least_responses=2,
-    ),
-    "group_mean": Advantage(
-        "score minus the mean of the responses to the prompt",
-        "pipeline.algorithms.baselines:group_mean",
-        least_responses=2,
-    ),
-    "group_norm": Advantage(
-        "the same, divided by the standard deviation of the responses to the prompt",
-        "pipeline.algorithms.baselines:group_norm",
-        least_responses=2,
-    ),
-    "group_mean_batch_std": Advantage(
-        "the same, divided by the standard deviation of all scores of the rollout",
-        "pipeline.algorithms.baselines:group_mean_batch_std",
-        least_responses=2,
-    ),
-    "remax": Advantage(
-        "rewards from a token to the end of its response, minus the reward of the greedy response to the prompt",
-        "pipeline.algorithms.baselines:remax",
-        varies=True,
-        greedy=True,
-    ),
-    "reinforce_pp": Advantage(
-        "rewards from a token to the end of its response", "pipeline.algorithms.baselines:rewards_to_go", varies=True
-    ),
-    "replay": Advantage(
-        "GAE between states of the response that are sampled onwards and scored",
-        "pipeline.algorithms.replay:by_replay",
-        varies=True,
-        replay=True,
-    ),
-    "none": Advantage("no gradient step is taken, so the policy is the reference", None),
-    "v_star": Advantage(
-        "score minus V* of the prompt, the soft maximum of the scores of samples of the reference",
-        "pipeline.algorithms.baselines:against_v_star",
-        "pipeline.algorithms.settings:VStarSettings",
-        values=True,
-    ),
-    "preference": Advantage(
-        "1 for the better of the two responses to a prompt, -1 for the other, 0 for equal ones",
-        "pipeline.algorithms.baselines:preference",
-        least_responses=2,
-        most_responses=2,
-    ),
-}
-
-TRUST_REGIONS: dict[str, TrustRegion] = {
-    "clip": TrustRegion(
-        "no gain from a ratio beyond the clip range",
-        "pipeline.algorithms.surrogates:clipped",
-        "pipeline.algorithms.settings:ClipSettings",
-    ),
-    "cispo": TrustRegion(
-        "the ratio, capped at cispo.cap, is a constant weight",
-        "pipeline.algorithms.surrogates:capped",
-        "pipeline.algorithms.settings:CispoSettings",
-    ),
-    "none": TrustRegion("no bound", "pipeline.algorithms.surrogates:unbounded"),
-    "kl_penalty": TrustRegion(  # the penalty is a part: `old_kl`
-        "adaptive penalty on the KL from the rollout's policy",
-        "pipeline.algorithms.surrogates:unbounded",
-        "pipeline.algorithms.settings:KlPenaltySettings",
-    ),
-    "trpo": TrustRegion(  # the step is bounded, not the loss
-        "one natural-gradient step per rollout, with a bound on the exact KL",
-        "pipeline.algorithms.surrogates:unbounded",
-        "pipeline.algorithms.settings:TrpoSettings",
-        learner="pipeline.training.natural_step:NaturalLearner",
-    ),
-    "dpo": TrustRegion(
-        "no bound, the logistic loss of the margin between the two responses to a prompt",
-        "pipeline.algorithms.mathematics.preference:DPO",
-        learner="pipeline.training.pairs:PairLearner",
-        pairwise=True,
-    ),
-    "ipo": TrustRegion(
-        "no bound, the squared distance of that margin from 1 / (2 beta)",
-        "pipeline.algorithms.mathematics.preference:IPO",
-        learner="pipeline.training.pairs:PairLearner",
-        pairwise=True,
-    ),
-}
-
-PARTS: dict[str, PartKind] = {
-    "kl": PartKind("pipeline.training.parts.kl:KlToReference", section="kl"),
-    "entropy": PartKind(
-        "pipeline.training.parts.entropy:EntropyBonus", "pipeline.training.parts.entropy_settings:EntropyConfig"
-    ),
-    "floor": PartKind("pipeline.training.parts.floor:Floor", "pipeline.training.parts.floor_settings:FloorConfig"),
-    "warm_up": PartKind("pipeline.training.parts.brakes:WarmUp", section="critic"),
-    "guard": PartKind("pipeline.training.parts.brakes:Guard", section="optimiser"),
-    "hinge": PartKind("pipeline.training.parts.brakes:Hinge", section="kl"),
-    "old_kl": PartKind("pipeline.training.parts.old_kl:OldKl", section="algorithm.kl_penalty"),
-    "target_kl": PartKind("pipeline.training.parts.brakes:TargetKl", section="algorithm"),
-    "stop": PartKind("pipeline.training.parts.stop:StopRules", section="train"),
-}
+_TABLES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+ADVANTAGES = {name: Advantage(**kind) for name, kind in _TABLES["advantages"].items()}
+TRUST_REGIONS = {name: TrustRegion(**kind) for name, kind in _TABLES["trust_regions"].items()}
+PARTS = {name: PartKind(**kind) for name, kind in _TABLES["parts"].items()}
 """Parts of training, in the order of their factors on the learning rate and of their terms in the loss."""

@@ -1,8 +1,9 @@
 """The code of a stage: its module and all modules that it imports, directly or not, as far as they decide results.
 
 Sources are parsed and never imported. Imports are followed inside the project and cut at `CUT` and `SETTINGS`. A
-registry maps names to implementations, "module:name", and nothing of it counts but the implementations of the entries
-that the configuration chooses: neither a new entry nor an edit of an unused one changes the code of a stage.
+registry, or the YAML file beside it, maps names to implementations, "module:name", and nothing of it counts but the
+implementations of the entries that the configuration chooses: neither a new entry nor an edit of an unused one changes
+the code of a stage.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import yaml
 
 from pipeline.errors import UserError
 
@@ -102,13 +105,12 @@ class Code:
     def _read(self, module: str) -> Source:
         path = self._path(module)
         assert path is not None
-        tree = _without_docstrings(ast.parse(path.read_text("utf-8")))
+        tree, data = _without_docstrings(ast.parse(path.read_text("utf-8"))), path.with_suffix(".yaml")
+        text = data.read_text("utf-8") if data.is_file() else ""
         if module in REGISTRIES:
-            entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree).items()}
+            entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree, text).items()}
             return Source(path, _state(path), self._part("", ()), entries)
         imports = [name for node in ast.walk(tree) for name in _imported(node)]
-        data = path.with_suffix(".yaml")
-        text = data.read_text("utf-8") if data.is_file() else ""
         return Source(path, _state(path), self._part(ast.dump(tree) + text, imports), {})
 
     def _part(self, text: str, names: Iterable[str]) -> Statements:
@@ -140,9 +142,12 @@ def _state(path: Path) -> list[tuple[int, int]]:
     return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
-def _entries(tree: ast.Module) -> dict[str, list[str]]:
-    """The implementations in all tables from names at the top of a module, by name."""
+def _entries(tree: ast.Module, data: str) -> dict[str, list[str]]:
+    """The implementations in all tables from names at the top of a module and of its YAML file, by name."""
     entries: dict[str, list[str]] = {}
+    for rows in (yaml.safe_load(data) or {}).values():
+        for name, entry in rows.items():
+            entries.setdefault(name, []).extend(str(one) for one in entry.values() if TARGET.fullmatch(str(one)))
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(table := node.value, ast.Dict):
             for key, value in zip(table.keys, table.values, strict=True):

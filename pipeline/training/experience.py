@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -42,6 +42,8 @@ class Experience:
     """Targets of the critic; None without one."""
     kl_coef: float
     """beta in force."""
+    groups: Tensor | None = field(default=None, kw_only=True)
+    """(B, T) number of each token's group, where the KL penalty in the loss is one on groups."""
 
     def micro_batches(self, size: int, rows: Tensor) -> Iterator[Rows]:
         """The rows (n,), on the host, `size` at a time, sorted by length."""
@@ -60,8 +62,6 @@ class Rows:
     """(N,) of a penalty or a bonus of a token: what the gradient of its log-probability is multiplied with for a unit
     of advantage, so that a beta means the same in the loss as in the reward. None: 1 everywhere. The surrogate sets
     it."""
-    closes: Tensor | None = None
-    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
     now: Callable[[], Tensor] = lambda: torch.empty(0)
     """Gives (N,) log-probs by the network at hand, without gradients, at the cost of a pass through its head."""
 
@@ -131,7 +131,7 @@ def groups_of(episodes: Episodes, kl: KlConfig, closes: Tensor | None) -> Tensor
     if kl.group == "sequence":
         return torch.zeros_like(episodes.responses)
     assert closes is not None
-    return group_numbers(closes[episodes.responses])
+    return group_numbers(closes.to(episodes.responses.device)[episodes.responses])
 
 
 def in_turn(n: int, size: int, update: int, seed: int, label: str) -> Tensor:

@@ -54,30 +54,6 @@ ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 
 
 @dataclass(frozen=True)
-class RolloutContext:
-    """Everything that a rollout needs: networks, scores, sampler, settings."""
-
-    actor: ActorCritic
-    reference: CausalLM
-    score: ScoreFn
-    cfg: TrialConfig
-    sampler: EagerSampler
-    """Sampler of the actor's policy."""
-    room: Room
-    """Rows in memory at once; changes nothing."""
-    timed: Callable[[str], Any]
-    """A context manager per phase."""
-    ranks: Ranks
-    """The processes that share the work."""
-    closes: Tensor | None = None
-    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
-    terms: Terms = field(default_factory=Terms)
-    """Terms of the update at hand."""
-    start: CausalLM | None = None
-    """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """All training prompts, left-padded, on the CPU; n of them."""
 
@@ -92,21 +68,35 @@ class TrainingData:
     pairs: Episodes | None = None
     """(2m, ...) stored pairs to learn from instead of rollouts: the preferred response of each, then the other one."""
     closes: Tensor | None = None
-    """(V,) bool: the tokens that end a group, where the KL penalty is one on clauses or sentences."""
+    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """The prompts of one rollout, on the device."""
+class RolloutContext:
+    """Everything that a rollout needs: networks, scores, sampler, settings."""
 
-    queries: Tensor
-    """(B, P) int64, left-padded."""
-    query_mask: Tensor
-    """(B, P) bool."""
-    rows: Sequence[int]
-    """Indices among all prompts."""
-    v_star: Tensor | None = None
-    """(B,) V* of each, where the advantage needs it."""
+    actor: ActorCritic
+    reference: CausalLM
+    score: ScoreFn
+    cfg: TrialConfig
+    data: TrainingData
+    sampler: EagerSampler
+    """Sampler of the actor's policy."""
+    room: Room
+    """Rows in memory at once; changes nothing."""
+    timed: Callable[[str], Any]
+    """A context manager per phase."""
+    ranks: Ranks
+    """The processes that share the work."""
+    terms: Terms = field(default_factory=Terms)
+    """Terms of the update at hand."""
+    start: CausalLM | None = None
+    """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
+
+    def prompts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and mask of prompts by their numbers (n,) on the CPU: (n, P) each, on the device."""
+        device = self.ranks.device
+        return self.data.queries[rows].to(device), self.data.query_mask[rows].to(device)
 
 
 def score_rows(context: RolloutContext, episodes: Episodes, rows: Sequence[int]) -> Scores:
@@ -151,7 +141,7 @@ def shaped(context: RolloutContext, scores: Scores, episodes: Episodes, measured
     pair = measured.logprobs, measured.ref_logprobs, mask
     if not kl.grouped_in("reward"):
         return final, non_score_reward(*pair, beta)
-    groups = groups_of(episodes, kl, context.closes)
+    groups = groups_of(episodes, kl, context.data.closes)
     return final, group_non_score_reward(*pair, groups, beta, kl.group_credit)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, cast
 
@@ -49,7 +49,7 @@ class Ranks:
         """Return whether this is the process that writes."""
         return self.index == 0
 
-    def share(self, rows: Sequence[X]) -> slice:
+    def share(self, rows: Sized) -> slice:
         """This process's part of `rows`, the parts in the order of the processes. Their number divides by that of the
         processes."""
         size = len(rows) // self.count

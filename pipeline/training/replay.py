@@ -14,18 +14,16 @@ from pipeline.algorithms.replay import starts
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation, uniforms
-from pipeline.training.judging import Prompts, RolloutContext, judge_beside
+from pipeline.training.judging import RolloutContext, judge_beside
 
 
-def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice) -> tuple[Tensor, Tensor]:
-    """Score and KL penalty of the greedy responses to the prompts of B rows, each sampled once; (B,) in score units.
-    And their valid tokens, (B,) int64 on the first row of each prompt, 0 on the others."""
-    rows = torch.tensor(prompts.rows[share])
+def greedy_baseline(context: RolloutContext, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Score and KL penalty of the greedy responses to the prompts of B rows, given by their numbers, each sampled once;
+    (B,) in score units. And their valid tokens, (B,) int64 on the first row of each prompt, 0 on the others."""
     _, place, counts = torch.unique_consecutive(rows, return_inverse=True, return_counts=True)
     first = counts.cumsum(0) - counts
-    queries, mask = prompts.queries[share], prompts.query_mask[share]
     with context.timed("generate"):
-        episodes = context.sampler.greedy(queries[first], mask[first], context.cfg.train.response_length)
+        episodes = context.sampler.greedy(*context.prompts(rows[first]), context.cfg.train.response_length)
     with context.timed("score"), torch.no_grad():
         judged = judge_beside(context, episodes, rows[first].tolist())
     rewards = judged.scores + judged.non_score.sum(1)
@@ -35,12 +33,12 @@ def greedy_baseline(context: RolloutContext, prompts: Prompts, share: slice) -> 
 
 
 def replay(
-    context: RolloutContext, prompts: Prompts, episodes: Episodes, share: slice, update: int
+    context: RolloutContext, prompts: Tensor, episodes: Episodes, share: slice, update: int
 ) -> tuple[Replayed, Tensor]:
     """Sample the states of these episodes onwards, those of the rows `share` of a rollout; with the tokens sampled for
     each row, (B,) int64. Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
-    chosen = chosen_rows(len(prompts.rows), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
+    chosen = chosen_rows(len(prompts), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
     known = starts(episodes.lengths, mask.shape[1], cfg.replay.every) & chosen.unsqueeze(1)
     values, noise = torch.zeros_like(mask, dtype=torch.float32), torch.zeros_like(mask, dtype=torch.float32)
     tokens = torch.zeros_like(episodes.lengths)
@@ -62,7 +60,7 @@ def chosen_rows(size: int, share: float, seed: int, update: int) -> Tensor:
 
 def _continued(
     context: RolloutContext,
-    prompts: Prompts,
+    prompts: Tensor,
     episodes: Episodes,
     share: slice,
     rows: Tensor,
@@ -72,8 +70,8 @@ def _continued(
     """Return the rewards to go from token `t` of K continuations of n rows, and their sampled tokens; (n, K) each."""
     cfg, each = context.cfg, context.cfg.replay.continuations
     with context.timed("generate"):
-        every = uniforms(len(prompts.rows) * each, cfg.train.response_length - t, cfg.train.seed, "replay", update, t)
-        noise = every.view(len(prompts.rows), each, -1)[share][rows.cpu()].flatten(0, 1)
+        every = uniforms(len(prompts) * each, cfg.train.response_length - t, cfg.train.seed, "replay", update, t)
+        noise = every.view(len(prompts), each, -1)[share][rows.cpu()].flatten(0, 1)
         begun = episodes.take(rows.repeat_interleave(each))
         width = begun.context_length + t
         prefix = begun.response_mask[:, :t]
@@ -84,8 +82,7 @@ def _continued(
             found.query_responses, begun.query_mask, torch.cat([prefix, found.response_mask], 1), found.ended
         )
     with context.timed("score"), torch.no_grad():
-        numbers = [prompts.rows[share][row] for row in rows.tolist() for _ in range(each)]
-        judged = judge_beside(context, whole, numbers)
+        judged = judge_beside(context, whole, prompts[share][rows.cpu()].repeat_interleave(each).tolist())
         rewards = token_rewards(judged.scores, judged.non_score, judged.mask)
         returns = to_go(rewards, whole.response_mask, discount(cfg))[:, t]
     return returns.view(-1, each), found.lengths.view(-1, each)

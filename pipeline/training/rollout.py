@@ -18,9 +18,9 @@ from pipeline.config.train import has_replay
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
-from pipeline.training.experience import Experience, Measured
+from pipeline.training.experience import Experience, Measured, groups_of
 from pipeline.training.health import check_finite, repetition
-from pipeline.training.judging import Prompts, RolloutContext, Scores, judge, measure, score_rows, shaped
+from pipeline.training.judging import RolloutContext, Scores, judge, measure, score_rows, shaped
 from pipeline.training.replay import discount, greedy_baseline, replay, replay_metrics
 
 
@@ -39,13 +39,14 @@ class Rollout(Experience):
         return int(self.episodes.response_mask.sum()) + self.tokens_beside
 
 
-def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
-    """Sample, score and measure the rollout of one update, estimate its advantages, and report on it.
+def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
+    """Sample, score and measure the rollout of one update, estimate its advantages, and report on it; `prompts` are
+    the numbers of its B prompts, on the CPU.
 
     Raises `Diverged` when what was sampled or measured is not finite, `MemoryFull` in all processes when a row does not
     fit in one.
     """
-    cfg, ranks = context.cfg, context.ranks
+    cfg, ranks, data = context.cfg, context.ranks, context.data
     own = ranks.all_fit(lambda: _own_share(context, prompts, update))
     with context.timed("score"), torch.no_grad():
         share = ranks.gathered(own)
@@ -56,7 +57,7 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
         judged = replace(
             judge(final, non_score, measured.values, mask, cfg),
             greedy=share.greedy,
-            v_star=prompts.v_star,
+            v_star=None if data.v_star is None else data.v_star[prompts].to(mask.device),
             replayed=replayed,
         )
         estimate = estimator_of(cfg.algorithm)(judged, cfg.algorithm)
@@ -79,8 +80,9 @@ def collect(context: RolloutContext, prompts: Prompts, update: int) -> Rollout:
             advantages = masked_whiten(advantages, counted)
         advantages = torch.where(mask, advantages, 0.0)
         returns = None if estimate.returns is None else targets(judged, estimate.returns)
-    beside = int(share.beside.sum())
-    return Rollout(episodes, measured, advantages, returns, context.terms.kl_coef, scores, metrics, beside)
+        groups = groups_of(episodes, cfg.kl, data.closes) if cfg.kl.grouped_in("loss") else None
+    beta, beside = context.terms.kl_coef, int(share.beside.sum())
+    return Rollout(episodes, measured, advantages, returns, beta, scores, metrics, beside, groups=groups)
 
 
 @dataclass(frozen=True)
@@ -96,21 +98,21 @@ class _Share:
     replayed: Replayed | None = None
 
 
-def _own_share(context: RolloutContext, prompts: Prompts, update: int) -> _Share:
+def _own_share(context: RolloutContext, prompts: Tensor, update: int) -> _Share:
     """Sample and measure this process's part of a rollout, without communication. Raises `MemoryFull`."""
-    cfg, share = context.cfg, context.ranks.share(prompts.rows)
+    cfg, share = context.cfg, context.ranks.share(prompts)
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
-        noise = uniforms(len(prompts.rows), cfg.train.response_length, cfg.train.seed, "rollout", update)
-        episodes = context.sampler.sample(prompts.queries[share], prompts.query_mask[share], noise[share])
+        noise = uniforms(len(prompts), cfg.train.response_length, cfg.train.seed, "rollout", update)
+        found = context.sampler.draw(*context.prompts(prompts[share]), noise[share])
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = score_rows(context, episodes, prompts.rows[share])
+        scores = score_rows(context, found.episodes, prompts[share].tolist())
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(context, episodes, context.start)
     own = _Share(episodes, scores, measured, torch.zeros_like(episodes.lengths))
     if ADVANTAGES[cfg.algorithm.advantage].greedy:
-        greedy, beside = greedy_baseline(context, prompts, share)
+        greedy, beside = greedy_baseline(context, prompts[share])
         return replace(own, greedy=greedy, beside=beside)
     if has_replay(cfg):
         replayed, beside = replay(context, prompts, episodes, share, update)

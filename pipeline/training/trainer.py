@@ -13,6 +13,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from torch import Tensor
+
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.config.train import only_watched
 from pipeline.config.trial import TrialConfig
@@ -29,7 +31,7 @@ from pipeline.run.progress import Reporter
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.experience import Experience, in_turn
 from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
-from pipeline.training.judging import Prompts, RolloutContext, ScoreFn, TrainingData
+from pipeline.training.judging import RolloutContext, ScoreFn, TrainingData
 from pipeline.training.pairs import stored_experience
 from pipeline.training.part import TAKEN, Terms, parts_of
 from pipeline.training.processes import Ranks
@@ -91,23 +93,22 @@ class Trainer:
         room = Room("runtime.rollout_batch_size", rows, watch.warn)
         eager = EagerSampler(self.actor.lm, cfg.train.temperature, room, **data.token_ids)
         sampler = choose_sampler(cfg.runtime.sampler, eager, self.precision, watch.warn)
-        closes = None if data.closes is None else data.closes.to(self.device)
         self.rollout_context = RolloutContext(
             self.actor,
             networks.reference,
             score,
             cfg,
+            data,
             sampler,
             room,
             ledger.timed,
             self.ranks,
-            closes,
             start=None if round_ is None else round_.start or networks.reference,
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
         room = Room("runtime.micro_batch_size", rows, watch.warn)
         learner: type[Learner] = resolve_name(TRUST_REGIONS[cfg.algorithm.trust_region].learner)
-        self.learner = learner(self.actor, self.state.steps, self.precision, self.ranks, cfg, self.parts, room, closes)
+        self.learner = learner(self.actor, self.state.steps, self.precision, self.ranks, cfg, self.parts, room)
         self.only_watched = only_watched(cfg)
         self.trained_size = sum(tensor.numel() for _, tensor in self.state.trained())
         self.reached = 0
@@ -229,8 +230,7 @@ class Trainer:
 
     def _check_end(self) -> None:
         with self.ledger.timed("selfcheck"), self.precision.autocast():
-            prompts = self._prompts()
-            check_end(prompts.queries, prompts.query_mask, self.actor, self.cfg.train.temperature)
+            check_end(*self.rollout_context.prompts(self._prompts()), self.actor, self.cfg.train.temperature)
 
     def _on_step(self, step: int, values: dict[str, float]) -> None:
         self._write(step, values)
@@ -238,15 +238,12 @@ class Trainer:
         self.reached = self.state.taken + step - self.state.planned
         self.ledger.work(0.0, float(self.trained_size * BYTES_STEP))
 
-    def _prompts(self) -> Prompts:
-        """Prompts of the current update: each pass over all prompts in a fresh order, as many rows of each as it gets
-        responses."""
+    def _prompts(self) -> Tensor:
+        """Numbers of the prompts of the current update, (B,) int64: each pass over all prompts in a fresh order, each
+        as often as it gets responses."""
         each, size = self.cfg.train.responses_per_prompt, self.cfg.train.batch_size
         numbers = in_turn(len(self.data.queries), size // each, self.state.update, self.cfg.train.seed, "prompts")
-        rows = numbers.repeat_interleave(each)
-        queries, mask = (column[rows].to(self.device) for column in (self.data.queries, self.data.query_mask))
-        v_star = None if self.data.v_star is None else self.data.v_star[rows].to(self.device)
-        return Prompts(queries, mask, rows.tolist(), v_star)
+        return numbers.repeat_interleave(each)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         self.checkpoints.log.append(step, values)

@@ -59,8 +59,6 @@ class Learner:
     parts: Mapping[str, Part[Any]]
     room: Room
     """Episodes in memory at once; changes nothing."""
-    closes: Tensor | None = None
-    """(V,) bool, True for tokens that end a clause or a sentence, where the KL penalty is one on these."""
 
     together: ClassVar[int] = 1
     """Neighbouring rows that stay in one mini-batch."""
@@ -174,7 +172,6 @@ class Learner:
 
     def terms(self, rows: Rows, whole: MiniBatch) -> list[LossTerm]:
         """List the terms of the policy's loss on some rows of a mini-batch: the surrogate, then those of parts."""
-        rows.closes = self.closes
         surrogate = self.surrogate(rows, whole)
         return [surrogate, *(term for part in self.parts.values() if (term := part.loss(rows)))]
 

@@ -37,7 +37,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_mask
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation, stream
-from pipeline.training.judging import Prompts, RolloutContext, Scores, measure
+from pipeline.training.judging import RolloutContext, Scores, TrainingData, measure
 from pipeline.training.part import Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
@@ -170,8 +170,9 @@ def context_of(case: Case, actor: ActorCritic) -> RolloutContext:
     given: Any = SimpleNamespace(sample=lambda *_: case.episodes)
     alone, room = Ranks.of(torch.device("cpu")), Room("rows", BATCH)
     terms = Terms(case.cfg.kl.beta)
+    data = TrainingData(case.episodes.query_responses[:, :CONTEXT], case.episodes.query_mask, {})
     return RolloutContext(
-        actor, case.reference, score, case.cfg, given, room, lambda _: nullcontext(), alone, terms=terms
+        actor, case.reference, score, case.cfg, data, given, room, lambda _: nullcontext(), alone, terms=terms
     )
 
 
@@ -275,10 +276,8 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path
     """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the
     variance."""
     case = run_trl(FULL, tmp_path)
-    n, seen, episodes = int(case.mask.sum()), case.seen.update, case.episodes
-
-    prompts = Prompts(episodes.query_responses[:, :CONTEXT], episodes.query_mask, list(range(BATCH)))
-    rollout = collect(context_of(case, actor_of(case)), prompts, 0)
+    n, seen = int(case.mask.sum()), case.seen.update
+    rollout = collect(context_of(case, actor_of(case)), torch.arange(BATCH), 0)
     torch.testing.assert_close(rollout.returns, seen["returns"], **CLOSE)
     torch.testing.assert_close(rollout.advantages * math.sqrt((n - 1) / n), seen["advantages"], **CLOSE)
     for name in ("kl", "entropy", "scores", "rlhf_reward"):

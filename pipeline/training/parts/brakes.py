@@ -1,17 +1,27 @@
-"""Brakes on the policy's gradient steps: warm-up, guard, hinge and target KL."""
+"""Brakes on the policy: warm-up, guard, hinge, target KL, the penalty of PPO-penalty, and rules that end a trial."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pipeline.algorithms.kl_settings import KlConfig
-from pipeline.algorithms.mathematics.controllers import hinge
+from pipeline.algorithms.mathematics.controllers import doubled_or_halved, hinge
+from pipeline.algorithms.mathematics.kl import k3
+from pipeline.algorithms.settings import KlPenaltySettings
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.networks import CriticConfig
+from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
+from pipeline.stopping import Watcher
+from pipeline.training.experience import LossTerm, Rows
 from pipeline.training.part import TAKEN, Part, Step
 
 STOP_FACTOR = 1.5
+LIMIT = 2.0**20
+"""Largest factor between the coefficient of the old KL and its start, up or down, so that it never rounds to 0 or
+infinity."""
+MOVED = "policy/old_kl"
 
 
 class WarmUp(Part[CriticConfig]):
@@ -81,3 +91,57 @@ class TargetKl(Part[AlgorithmConfig]):
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         return {TAKEN: measured[TAKEN]}
+
+
+class OldKl(Part[KlPenaltySettings]):
+    """A penalty on KL(old || new), whose coefficient is doubled or halved after each update: the part of the trust
+    region `kl_penalty`. Schulman 2017 (arXiv 1707.06347), section 4."""
+
+    keeps = ("coef",)
+    measurements = frozenset({MOVED})
+
+    def __init__(self, cfg: TrialConfig, settings: KlPenaltySettings) -> None:
+        super().__init__(cfg, settings)
+        self.coef = settings.coef
+
+    def loss(self, rows: Rows) -> LossTerm | None:
+        # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
+        return LossTerm(
+            lambda tokens, logprobs, entropy: rows.weighted(
+                tokens, self.coef * k3(rows.old_logprobs[tokens] - logprobs)
+            )
+        )
+
+    def step(self, measured: Mapping[str, float]) -> Step:
+        return Step(metrics={"policy/old_kl_coef": self.coef})
+
+    def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
+        if policy_moved:
+            start, target = self.settings.coef, self.settings.target
+            coef = doubled_or_halved(self.coef, measured[MOVED], target)
+            self.coef = min(max(coef, start / LIMIT), start * LIMIT)
+        return {MOVED: measured[MOVED]}
+
+
+class StopRules(Part[TrainConfig]):
+    """Ends a trial by what it records (`train.stop`), judged as a falsifier will judge the record."""
+
+    def __init__(self, cfg: TrialConfig, settings: TrainConfig) -> None:
+        super().__init__(cfg, settings)
+        self._watcher = Watcher(settings.stop)
+
+    @classmethod
+    def asked(cls, cfg: TrialConfig) -> bool:
+        return bool(cfg.train.stop)
+
+    def recorded(self, step: int, values: Mapping[str, float]) -> None:
+        self._watcher.observe(step, values)
+
+    def stop(self) -> str | None:
+        return self._watcher.broken()
+
+    def state(self) -> dict[str, Any]:
+        return self._watcher.state()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self._watcher.load(state)

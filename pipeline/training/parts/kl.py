@@ -10,7 +10,7 @@ from pipeline.algorithms.kl_settings import KlConfig
 from pipeline.algorithms.mathematics.losses import kl_loss, kl_slope
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
 from pipeline.models.policy import to_grid
-from pipeline.training.experience import LossTerm, Rows, groups_of
+from pipeline.training.experience import LossTerm, Rows
 from pipeline.training.part import Terms
 from pipeline.training.parts.coefficient import Coefficient
 
@@ -47,7 +47,9 @@ def _on_groups(rows: Rows, coef: float, kl: KlConfig) -> LossTerm:
 
     As a metric the value is spread evenly over the tokens of the group.
     """
-    mask, groups = rows.mask, groups_of(rows.episodes, kl, rows.closes)
+    mask = rows.mask
+    assert rows.experience.groups is not None
+    groups = rows.experience.groups[rows.index, : mask.shape[1]]
     whole = group_sums(to_grid(rows.now() - rows.ref_logprobs, mask), groups, mask)
     estimate, slope = kl_loss(whole, kl.loss_estimator), kl_slope(whole, kl.loss_estimator)
     paying = mask if kl.group_credit == "shared" else group_ends(groups, mask)

@@ -138,12 +138,13 @@ def soft_maximum(row: int, beta: float, count: int) -> float:
 @pytest.mark.parametrize(("beta", "count"), [(1.0, None), (0.5, 2), (5.0, 1)])
 def test_every_prompt_has_its_own_v_star_by_its_number(tmp_path: Path, beta: float, count: int | None) -> None:
     one = trainer(tmp_path, **A_STAR_PO, algorithm__v_star__beta=beta, algorithm__v_star__samples=count)
-    prompts = one._prompts()
-    assert prompts.v_star is not None
-    assert prompts.v_star.dtype == torch.float64
-    wanted = [soft_maximum(row, beta, count or 4) for row in prompts.rows]
-    assert prompts.v_star.tolist() == pytest.approx(wanted, rel=1e-6)
-    assert prompts.rows != sorted(prompts.rows), "the order of the rollout is not that of the prompts"
+    rows, rollout, v_star = one._prompts().tolist(), one._rollout(), one.data.v_star
+    assert v_star is not None
+    assert v_star.dtype == torch.float64
+    final = torch.where(rollout.episodes.ended, rollout.scores.proxy, -1.0)
+    wanted = [float(score) - soft_maximum(row, beta, count or 4) for score, row in zip(final, rows, strict=True)]
+    assert rollout.advantages[:, 0].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+    assert rows != sorted(rows), "the order of the rollout is not that of the prompts"
 
 
 # --- a rollout ---------------------------------------------------------------------------------------------
@@ -174,11 +175,14 @@ def test_the_greedy_response_is_scored_pays_for_its_kl_and_is_charged(
     """A policy that has moved, against an argmax loop without a cache."""
     knobs = {**preset("remax"), "train__responses_per_prompt": each, "train__temperature": temperature}
     one = moved(trainer(tmp_path, kl__beta=0.3, **knobs), 0.1)
-    prompts, nets = one._prompts(), (one.actor.lm, one.rollout_context.reference)
+    (queries, query_mask), nets = (
+        one.rollout_context.prompts(one._prompts()),
+        (one.actor.lm, one.rollout_context.reference),
+    )
     rollout = one._rollout()
     worth, tokens = [], []
     for row in range(0, 8, each):
-        text = prompts.queries[row][prompts.query_mask[row]].tolist()
+        text = queries[row][query_mask[row]].tolist()
         response, penalty = list[int](), 0.0
         while len(response) < one.cfg.train.response_length and (not response or response[-1] != EOS):
             with torch.no_grad():

@@ -36,6 +36,8 @@ def rebuilt(code: Code, module: str, edit: Callable[[str], str], **changes: Any)
     """The stages whose code is another one after an edit of one module."""
     path = code._path(module)
     assert path is not None
+    if module == "pipeline.algorithms.kinds":
+        path = path.with_suffix(".yaml")
     text, before = path.read_text(), digests(code, **changes)
     try:
         assert edit(text) != text

@@ -21,7 +21,7 @@ from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
 from pipeline.training.judging import score_rows
 from pipeline.training.part import Part, Terms, parts_of
-from pipeline.training.parts.old_kl import LIMIT
+from pipeline.training.parts.brakes import LIMIT
 from pipeline.training.trainer import Trainer
 
 ENTROPY, KL = "objective/entropy_per_token", "objective/kl"
