@@ -68,15 +68,23 @@ class Episodes:
         rows = torch.arange(len(lengths), device=lengths.device) if rows is None else rows
         return list(torch.split(rows[lengths[rows].argsort(stable=True)], size))
 
-    def by_length(self, room: Room, work: Callable[[Tensor, Episodes], None]) -> None:
-        """`work` on all rows without gradients, micro-batch by micro-batch (their indices and the episodes), each as
-        large as `room` allows.
+    def grids(self, count: int, room: Room, columns: Callable[[Episodes], Sequence[Tensor]]) -> Tensor:
+        """`count` grids (B, T) of ``columns(episodes)``, (N,) each over the valid tokens of some rows, 0 elsewhere.
 
-        Raises `MemoryFull`.
+        `columns` is called on micro-batches, as large as `room` allows, and must not need gradients. Raises
+        `MemoryFull`.
         """
         (order,) = self.buckets(len(self.ended))
-        most = cpu.bucket(self.ended.device, len(order))
-        room.over(len(order), lambda part: work(order[part], self.take(order[part])), most)
+        found = torch.zeros(count, *self.response_mask.shape, device=self.ended.device)
+
+        def fill(part: slice) -> None:
+            episodes = self.take(order[part])
+            mask = episodes.response_mask
+            for grid, column in zip(found, columns(episodes), strict=True):
+                grid[order[part], : mask.shape[1]] = to_grid(column, mask)
+
+        room.over(len(order), fill, cpu.bucket(self.ended.device, len(order)))
+        return found
 
     def take(self, rows: Tensor | slice) -> Episodes:
         """Some of the rows, with columns that are padding in all of them cut away."""

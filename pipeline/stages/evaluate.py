@@ -29,7 +29,7 @@ from pipeline.models.lm_head import token_stats
 from pipeline.models.loading import CausalLM, freeze, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes, response_hidden, to_grid
+from pipeline.models.policy import Episodes, response_hidden
 from pipeline.models.precision import Precision
 from pipeline.models.process import Bench, bench
 from pipeline.models.texts import encode, perplexity
@@ -208,25 +208,19 @@ def of_reference(drawn: Draws) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def drift(
-    policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Tensor:
     """Exact KL to the reference, entropy of the policy, and of the token that stands there -log ref and log π - log
-    ref; each (B, T) on the CPU, nats.
+    ref; (4, B, T) on the CPU, nats.
 
     Raises `MemoryFull`.
     """
-    kl, entropy, ref_nats, log_ratios = torch.zeros(4, *episodes.response_mask.shape)
 
-    def fill(rows: Tensor, chunk: Episodes) -> None:
+    def columns(chunk: Episodes) -> list[Tensor]:
         hidden, ref_hidden = response_hidden(policy, chunk), response_hidden(reference, chunk)
         stats = token_stats(policy, hidden, reference, ref_hidden, chunk.labels, temperature)
-        columns = (stats.kl, stats.entropy, -stats.ref_logprobs, stats.logprobs - stats.ref_logprobs)
-        for grid, column in zip((kl, entropy, ref_nats, log_ratios), columns, strict=True):
-            grid[rows.cpu(), : chunk.response_mask.shape[1]] = to_grid(column, chunk.response_mask).cpu()
+        return [stats.kl, stats.entropy, -stats.ref_logprobs, stats.logprobs - stats.ref_logprobs]
 
-    episodes.by_length(room, fill)
-    return kl, entropy, ref_nats, log_ratios
+    return episodes.grids(4, room, columns).cpu()
 
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Signs that a trial can still learn: finite numbers, a policy that has not collapsed, a KL that makes sense."""
+"""Signs that a trial can still learn: finite numbers and a policy that has not collapsed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
-
-NOISE = 5.0
-"""Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
 
 
 class Diverged(Exception):
@@ -50,25 +47,6 @@ def check_collapse(metrics: dict[str, float], cfg: TrialConfig) -> None:
             f"repeated text: {repeated:.1%} of the token pairs, above train.max_repetition ="
             f" {cfg.train.max_repetition:g}"
         )
-
-
-def negative_kl(logprobs: Tensor, ref_logprobs: Tensor) -> str | None:
-    """A warning where the sampled KL is below zero by more than noise allows, with the likely cause; grids (B, T), 0
-    when invalid.
-
-    KL(π || ref) is never negative, and k1 estimates it without bias from tokens that π sampled: a mean below zero
-    by many standard errors means that they were not sampled from the π that was measured.
-    """
-    per_sequence = (logprobs - ref_logprobs).double().sum(1)
-    mean, spread = float(per_sequence.mean()), float(per_sequence.std(correction=0))
-    error = spread / math.sqrt(max(len(per_sequence) - 1, 1))
-    if not mean < -NOISE * error - 1e-4:
-        return None
-    return (
-        f"sampled KL is {mean:.3g} nats per sequence, {-mean / max(error, 1e-12):.0f} standard errors below 0 (n ="
-        f" {len(per_sequence)}): the responses were not sampled from the policy that was measured (another temperature,"
-        " a truncated distribution, other position ids, or dropout)"
-    )
 
 
 def check_finite(values: Mapping[str, float]) -> None:

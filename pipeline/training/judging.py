@@ -26,7 +26,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.models.lm_head import token_stats
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import ActorCritic, Episodes, response_hidden, to_grid
+from pipeline.models.policy import ActorCritic, Episodes, response_hidden
 from pipeline.models.sampling import EagerSampler
 from pipeline.training.experience import Measured, groups_of
 from pipeline.training.part import Terms
@@ -114,20 +114,17 @@ def measure(context: RolloutContext, episodes: Episodes, start: CausalLM | None 
     as there is room for. Raises `MemoryFull`."""
     actor, reference, temperature = context.actor, context.reference, context.cfg.train.temperature
     apart, critic = start is not None and start is not reference, actor.has_critic
-    grids = torch.zeros(4 + critic + apart, *episodes.response_mask.shape, device=episodes.ended.device)
 
-    def fill(rows: Tensor, chunk: Episodes) -> None:
-        mask = chunk.response_mask
+    def columns(chunk: Episodes) -> list[Tensor]:
         hidden, values = actor.hidden_and_values(chunk)
         stats = token_stats(actor.lm, hidden, reference, response_hidden(reference, chunk), chunk.labels, temperature)
-        columns = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
+        found = [stats.logprobs, stats.ref_logprobs, stats.kl, stats.entropy, *([] if values is None else [values])]
         if start is not None and apart:
             of_start = response_hidden(start, chunk)
-            columns.append(token_stats(actor.lm, hidden, start, of_start, chunk.labels, temperature).kl)
-        for grid, column in zip(grids, columns, strict=True):
-            grid[rows, : mask.shape[1]] = to_grid(column, mask)
+            found.append(token_stats(actor.lm, hidden, start, of_start, chunk.labels, temperature).kl)
+        return found
 
-    episodes.by_length(context.room, fill)
+    grids = episodes.grids(4 + critic + apart, context.room, columns)
     logprobs, ref_logprobs, kl, entropy = grids[:4]
     start_kl = None if start is None else grids[-1] if apart else kl
     return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if critic else None, start_kl)

@@ -124,12 +124,9 @@ def stored_experience(context: RolloutContext, stored: Episodes, update: int) ->
 @torch.no_grad()
 def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
     """(B, T) nats, 0 on invalid tokens."""
-    grid = torch.zeros(episodes.response_mask.shape, device=episodes.ended.device)
 
-    def fill(rows: Tensor, chunk: Episodes) -> None:
+    def columns(chunk: Episodes) -> list[Tensor]:
         hidden = response_hidden(context.reference, chunk)
-        logprobs = head_logprobs(context.reference, hidden, chunk.labels, context.cfg.train.temperature)
-        grid[rows, : chunk.response_mask.shape[1]] = to_grid(logprobs, chunk.response_mask)
+        return [head_logprobs(context.reference, hidden, chunk.labels, context.cfg.train.temperature)]
 
-    episodes.by_length(context.room, fill)
-    return grid
+    return episodes.grids(1, context.room, columns)[0]

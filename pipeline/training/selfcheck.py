@@ -16,9 +16,11 @@ from torch import Tensor
 from pipeline.models.anatomy import trunk
 from pipeline.models.lm_head import head_logprobs
 from pipeline.models.policy import ActorCritic, Episodes, positions, response_hidden
-from pipeline.training.health import NOISE, Diverged
+from pipeline.training.health import Diverged
 from pipeline.training.rollout import Rollout
 
+NOISE = 5.0
+"""Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
 PAD_COLUMNS = 3
 EPISODES = 2
 OFF_POLICY = "selfcheck/off_policy"

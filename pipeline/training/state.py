@@ -40,8 +40,6 @@ class TrainingState:
     steps: GradientSteps = field(init=False)
     update: int = 0
     taken: int = 0
-    warned: bool = False
-    """The warning of a negative KL has been given."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """Rows of the table of samples."""
 
@@ -83,7 +81,6 @@ class TrainingState:
             "actor": dict(self.trained()),
             "steps": self.steps.state(),
             "parts": {name: part.state() for name, part in self.parts.items()},
-            "warned": self.warned,
             "offset": offset,
             "samples": self.samples,
             "spent": self.ledger.state(),
@@ -92,7 +89,7 @@ class TrainingState:
     def load(self, content: Mapping[str, Any]) -> None:
         """Stand where a checkpoint stood."""
         self.load_learner(content)
-        self.samples, self.warned = list(content["samples"]), content["warned"]
+        self.samples = list(content["samples"])
         self.ledger.load(content["spent"])
 
     def load_learner(self, content: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.run.progress import Reporter
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.experience import Experience, in_turn
-from pipeline.training.health import Diverged, check_collapse, check_finite, negative_kl
+from pipeline.training.health import Diverged, check_collapse, check_finite
 from pipeline.training.judging import RolloutContext, ScoreFn, TrainingData
 from pipeline.training.pairs import stored_experience
 from pipeline.training.part import TAKEN, Terms, parts_of
@@ -218,15 +218,10 @@ class Trainer:
 
     def _look(self, rollout: Rollout) -> None:
         """Check the health of a rollout, and what must hold of the first."""
-        measured, state = rollout.measured, self.state
-        if state.update == 0:
+        if self.state.update == 0:
             with self.ledger.timed("selfcheck"), self.precision.autocast():
                 check_start(rollout, self.actor, self.cfg.train.temperature, self.precision.tolerance)
         check_collapse(rollout.metrics, self.cfg)
-        warning = None if state.warned else negative_kl(measured.logprobs, measured.ref_logprobs)
-        if warning:
-            state.warned = True
-            self.watch.warn(f"{warning}; at step {state.planned}")
 
     def _check_end(self) -> None:
         with self.ledger.timed("selfcheck"), self.precision.autocast():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import ActorCritic, Episodes, to_grid
+from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.training.experience import in_turn
 from pipeline.training.supervised import ShareOfLoss, Supervised
 
@@ -52,14 +52,8 @@ def pretrain(
     fitted.close()
     with torch.no_grad():
         episodes, returns = take(heldout)
-        grid = torch.zeros_like(returns)
-
-        def fill(rows: Tensor, chunk: Episodes) -> None:
-            mask = chunk.response_mask
-            grid[rows, : mask.shape[1]] = to_grid(_values(actor, chunk), mask)
-
-        episodes.by_length(room, fill)
-        return explained_variance(grid, returns, episodes.response_mask)
+        (values,) = episodes.grids(1, room, lambda chunk: [_values(actor, chunk)])
+        return explained_variance(values, returns, episodes.response_mask)
 
 
 def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLoss:

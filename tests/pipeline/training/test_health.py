@@ -1,4 +1,4 @@
-"""Collapse, negative KL, and the checks before the first step: each must warn when something is wrong, and only
+"""Collapse, and the checks before the first step: each must warn when something is wrong, and only
 then."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tinytrial import actor, trainer
 
 from pipeline.models.policy import positions, response_mask
 from pipeline.models.sampling import EagerSampler
-from pipeline.training.health import Diverged, check_collapse, negative_kl, repetition
+from pipeline.training.health import Diverged, check_collapse, repetition
 from pipeline.training.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_start
 
 
@@ -39,17 +39,6 @@ def test_only_a_collapse_is_called_one() -> None:
         check_collapse({"objective/repetition": 0.0, "objective/entropy_per_token": 0.009}, cfg)
     with pytest.raises(Diverged, match=r"81.0% of the token pairs, above train.max_repetition = 0.8"):
         check_collapse({"objective/repetition": 0.81, "objective/entropy_per_token": 1.0}, cfg)
-
-
-def test_negative_kl_warns_beyond_noise_only() -> None:
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(64, 8, generator=generator)
-    assert negative_kl(noise, torch.zeros(64, 8)) is None
-    assert negative_kl(noise + 1.0, torch.zeros(64, 8)) is None
-    warning = negative_kl(noise - 1.0, torch.zeros(64, 8))
-    assert warning is not None
-    assert warning.startswith("sampled KL is -7.5 nats per sequence")
-    assert "n = 64" in warning
 
 
 def test_a_trial_with_truncated_sampling_is_stopped_at_its_first_rollout(
