@@ -53,17 +53,10 @@ class Judged:
     """Replayed states, where the advantage or the critic needs them."""
 
 
-@dataclass(frozen=True)
-class AdvantageEstimate:
-    """Advantages and returns of every token, in score units, 0 on invalid ones."""
-
-    advantages: Tensor
-    """(B, T), not yet whitened."""
-    returns: Tensor | None
-    """(B, T) targets of the critic, where there is one."""
-
-
-Estimator = Callable[[Judged, AlgorithmConfig], AdvantageEstimate]
+Estimate = tuple[Tensor, Tensor | None]
+"""(B, T) advantages, not yet whitened, and (B, T) targets of the critic where there is one: score units, 0 on invalid
+tokens."""
+Estimator = Callable[[Judged, AlgorithmConfig], Estimate]
 """Function from a judged rollout to advantages."""
 Surrogate = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
 """Function of the log-probs of n tokens, or the sums or means of n responses, by the network and by the policy that

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import AdvantageEstimate, Estimator, Judged
+from pipeline.algorithms.base import Estimate, Estimator, Judged
 from pipeline.algorithms.mathematics.advantages import to_go
 from pipeline.algorithms.mathematics.groups import centred, leave_one_out, normalised
 from pipeline.algorithms.mathematics.preference import prefers
@@ -25,10 +25,10 @@ EPSILON = 1e-4
 def _of_scores(compare: Callable[[Tensor, Tensor], Tensor]) -> Estimator:
     """Build an estimator from a function of scores (B,) and groups (B,) that returns the worth (B,) of each score."""
 
-    def estimate(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+    def estimate(judged: Judged, cfg: AlgorithmConfig) -> Estimate:
         worth = compare(judged.scores, judged.groups).unsqueeze(1)
         advantages = worth + to_go(judged.non_score, judged.mask, gamma=1.0)
-        return AdvantageEstimate(torch.where(judged.mask, advantages, 0.0), None)
+        return torch.where(judged.mask, advantages, 0.0), None
 
     return estimate
 
@@ -54,16 +54,16 @@ preference = _of_scores(prefers)
 """1 for the better of two responses, -1 for the other, 0 for equal ones, which a loss of pairs leaves out."""
 
 
-def remax(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+def remax(judged: Judged, cfg: AlgorithmConfig) -> Estimate:
     """ReMax: Li 2024 (arXiv 2310.10505). The greedy response pays for its own KL as the sampled ones do; with its bare
     score as the baseline, as in verl, the mean advantage would be negative. Raises `ValueError` without it."""
     if judged.greedy is None:
         raise ValueError("remax needs the greedy responses")
     rewards = to_go(token_rewards(judged.scores, judged.non_score, judged.mask), judged.mask, gamma=1.0)
-    return AdvantageEstimate(torch.where(judged.mask, rewards - judged.greedy.unsqueeze(1), 0.0), None)
+    return torch.where(judged.mask, rewards - judged.greedy.unsqueeze(1), 0.0), None
 
 
-def against_v_star(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+def against_v_star(judged: Judged, cfg: AlgorithmConfig) -> Estimate:
     """A*-PO: Brantley 2025 (arXiv 2505.20686). The baseline is the prompt's V*, from samples of the reference that were
     scored beforehand; it does not move with the policy.
 
@@ -75,10 +75,10 @@ def against_v_star(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
     return _of_scores(lambda scores, groups: scores - known.to(scores.dtype))(judged, cfg)
 
 
-def rewards_to_go(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+def rewards_to_go(judged: Judged, cfg: AlgorithmConfig) -> Estimate:
     """REINFORCE++ before its whitening: Hu 2025 (arXiv 2501.03262).
 
     The baseline is the whitening's mean over tokens, so that a long response weighs more in it.
     """
     rewards = token_rewards(judged.scores, judged.non_score, judged.mask)
-    return AdvantageEstimate(to_go(rewards, judged.mask, cfg.gamma), None)
+    return to_go(rewards, judged.mask, cfg.gamma), None

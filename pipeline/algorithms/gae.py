@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import AdvantageEstimate, Judged
+from pipeline.algorithms.base import Estimate, Judged
 from pipeline.algorithms.mathematics.advantages import gae
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.algorithm import AlgorithmConfig
 
 
-def by_critic(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+def by_critic(judged: Judged, cfg: AlgorithmConfig) -> Estimate:
     """Advantages and returns by GAE, the returns with a lambda of their own where there is one: 1 makes them Monte
     Carlo, whatever bias the advantages may have (VC-PPO: Yuan 2025, arXiv 2503.01491).
 
@@ -20,4 +20,4 @@ def by_critic(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
     advantages, returns = gae(rewards, judged.values, judged.mask, cfg.gamma, cfg.gae_lambda)
     if cfg.value_lambda is not None:
         returns = gae(rewards, judged.values, judged.mask, cfg.gamma, cfg.value_lambda)[1]
-    return AdvantageEstimate(advantages, returns)
+    return advantages, returns

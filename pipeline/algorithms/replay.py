@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import AdvantageEstimate, Judged
+from pipeline.algorithms.base import Estimate, Judged
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.algorithm import AlgorithmConfig
 
@@ -55,13 +55,13 @@ def segment_gae(rewards: Tensor, values: Tensor, known: Tensor, mask: Tensor, la
     return torch.where(mask, gains - held(values, known), zero)
 
 
-def by_replay(judged: Judged, cfg: AlgorithmConfig) -> AdvantageEstimate:
+def by_replay(judged: Judged, cfg: AlgorithmConfig) -> Estimate:
     """GAE from state to state that was replayed, without a critic. Raises `ValueError` without replayed states."""
     if judged.replayed is None:
         raise ValueError("advantage 'replay' needs replayed states")
     rewards = token_rewards(judged.scores, judged.non_score, judged.mask)
     replayed = judged.replayed
-    return AdvantageEstimate(segment_gae(rewards, replayed.values, replayed.known, judged.mask, cfg.gae_lambda), None)
+    return segment_gae(rewards, replayed.values, replayed.known, judged.mask, cfg.gae_lambda), None
 
 
 def targets(judged: Judged, returns: Tensor) -> Tensor:

@@ -23,10 +23,6 @@ CRITIC = (
 """Settings of the critic that is trained before the policy, and of what it learns."""
 
 
-def _rounds(config: TrialConfig) -> int:
-    return config.rounds
-
-
 def _rewards(config: TrialConfig) -> set[str]:
     return {part.kind for part in config.reward.scorers().values()}
 
@@ -67,7 +63,7 @@ STAGES = (
         kinds=_scorers,
         outside=sources.scorers_and_pairs,
         precision=sources.precision,
-        rounds=_rounds,
+        rounds=lambda config: config.rounds,
     ),
     Stage(
         "reference",
@@ -103,7 +99,7 @@ STAGES = (
         kept=KEPT,
         outside=sources.scorers,
         precision=sources.rollout_precision,
-        rounds=_rounds,
+        rounds=lambda config: config.rounds,
     ),
     Stage(
         "evaluate",

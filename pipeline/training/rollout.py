@@ -60,10 +60,10 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             v_star=None if data.v_star is None else data.v_star[prompts].to(mask.device),
             replayed=replayed,
         )
-        estimate = estimator_of(cfg.algorithm)(judged, cfg.algorithm)
+        estimated, expected = estimator_of(cfg.algorithm)(judged, cfg.algorithm)
         # Counts each response once, at its first token; otherwise long responses would weigh more.
         width = 1 if cfg.algorithm.by_sequence else mask.shape[1]
-        advantages, counted = estimate.advantages[:, :width], mask[:, :width]
+        advantages, counted = estimated[:, :width], mask[:, :width]
         metrics = {
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
@@ -73,13 +73,13 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             **(replay_metrics(judged, replayed, share.beside, discount(cfg)) if replayed else {}),
         }
         check_finite(metrics)
-        if measured.values is not None and estimate.returns is not None:
-            explained = explained_variance(measured.values, estimate.returns, mask)
+        if measured.values is not None and expected is not None:
+            explained = explained_variance(measured.values, expected, mask)
             metrics |= {"value/explained_variance": explained} if math.isfinite(explained) else {}
         if cfg.algorithm.whiten_advantages:
             advantages = masked_whiten(advantages, counted)
         advantages = torch.where(mask, advantages, 0.0)
-        returns = None if estimate.returns is None else targets(judged, estimate.returns)
+        returns = None if expected is None else targets(judged, expected)
         groups = groups_of(episodes, cfg.kl, data.closes) if cfg.kl.grouped_in("loss") else None
     beta, beside = context.terms.kl_coef, int(share.beside.sum())
     return Rollout(episodes, measured, advantages, returns, beta, scores, metrics, beside, groups=groups)

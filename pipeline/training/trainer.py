@@ -30,14 +30,13 @@ from pipeline.run.leaving import Leaving, asked_to_leave
 from pipeline.run.progress import Reporter
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.experience import Experience, in_turn
-from pipeline.training.health import Diverged, check_collapse, check_finite
+from pipeline.training.health import Diverged, check_collapse, check_end, check_finite, check_start
 from pipeline.training.judging import RolloutContext, ScoreFn, TrainingData
 from pipeline.training.pairs import stored_experience
 from pipeline.training.part import TAKEN, Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.rounds import Round, last_update
-from pipeline.training.selfcheck import check_end, check_start
 from pipeline.training.state import TrainingState
 from pipeline.training.update import Learner
 

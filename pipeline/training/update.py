@@ -24,10 +24,9 @@ from pipeline.models.policy import ActorCritic, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation
 from pipeline.training.experience import Entropy, Experience, LossTerm, Rows, summed
-from pipeline.training.health import check_finite
+from pipeline.training.health import OFF_POLICY, check_finite, check_first_step
 from pipeline.training.part import Part, Step
 from pipeline.training.processes import Ranks
-from pipeline.training.selfcheck import OFF_POLICY, check_first_step
 from pipeline.training.surrogate import surrogate_term
 
 OnStep = Callable[[int, dict[str, float]], None]

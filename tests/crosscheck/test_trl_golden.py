@@ -88,7 +88,7 @@ def advantages(cfg: TrialConfig) -> Tensor:
     penalty = non_score_reward(OLD, REF, MASK, beta_in_reward(cfg.kl.beta, cfg.kl.place))
     judged = judge(SCORES, penalty, None, MASK, cfg)
     values = soft_values(cfg) if cfg.algorithm.name == "a_star_po" else None
-    return estimator_of(cfg.algorithm)(replace(judged, v_star=values), cfg.algorithm).advantages
+    return estimator_of(cfg.algorithm)(replace(judged, v_star=values), cfg.algorithm)[0]
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from pipeline.models.policy import Episodes, log_probs
 from pipeline.models.precision import DTYPES, Precision
 from pipeline.models.seeding import stream
 from pipeline.run.metrics_log import merged
-from pipeline.training.selfcheck import check_padding
+from pipeline.training.health import check_padding
 from pipeline.training.supervised import Supervised
 
 pytestmark = pytest.mark.gpu

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.training.experience import LossTerm, Rows
-from pipeline.training.parts.coefficient import Coefficient
 from pipeline.training.parts.entropy_settings import EntropyConfig
+from pipeline.training.parts.kl import Coefficient
 
 
 class EntropyBonus(Coefficient[EntropyConfig]):

@@ -3,16 +3,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
 import torch
 from torch import Tensor
 
 from pipeline.algorithms.kl_settings import KlConfig
+from pipeline.algorithms.mathematics.controllers import adapted, elapsed, scheduled
 from pipeline.algorithms.mathematics.losses import kl_loss, kl_slope
 from pipeline.algorithms.mathematics.token_groups import credited, group_ends, group_sums
+from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import to_grid
 from pipeline.training.experience import LossTerm, Rows
-from pipeline.training.part import Terms
-from pipeline.training.parts.coefficient import Coefficient
+from pipeline.training.part import Part, Terms
+from pipeline.training.parts.entropy_settings import EntropyConfig
+
+S = TypeVar("S", bound=KlConfig | EntropyConfig)
+
+
+class Coefficient(Part[S]):
+    """A coefficient that is fixed, on a schedule, or driven towards a target, by ``control`` of its settings: the rule
+    that beta and the entropy bonus share."""
+
+    keeps = ("coef",)
+    driven: ClassVar[str]
+    """The metric of a rollout that is to come near the target."""
+    rises: ClassVar[int]
+    """1 where the coefficient rises while that metric is above its target, -1 where it falls."""
+
+    def __init__(self, cfg: TrialConfig, settings: S) -> None:
+        super().__init__(cfg, settings)
+        self.coef = settings.start
+
+    def rollout(self, update: int, terms: Terms) -> None:
+        if self.settings.control != "adaptive":
+            self.coef = scheduled(self.settings, elapsed(self.cfg, update))
+
+    def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
+        if self.settings.control == "adaptive" and policy_moved:
+            error = self.rises * (measured[self.driven] / self.settings.adaptive.target - 1)
+            self.coef = adapted(self.coef, error, self.cfg.train.batch_size, self.settings.adaptive.horizon)
+        return {}
 
 
 class KlToReference(Coefficient[KlConfig]):

@@ -12,7 +12,7 @@ from helpers import trial_config
 from naive import drawn, prefix
 from torch import Tensor
 
-from pipeline.algorithms.base import AdvantageEstimate, Judged, Replayed, estimator_of
+from pipeline.algorithms.base import Estimate, Judged, Replayed, estimator_of
 from pipeline.algorithms.baselines import EPSILON
 from pipeline.algorithms.mathematics.advantages import gae, to_go
 from pipeline.algorithms.mathematics.shaping import token_rewards
@@ -31,16 +31,16 @@ def judged(scores: list[float], penalty: float = 0.0) -> Judged:
     return Judged(torch.tensor(scores).double(), non_score, None, MASK, groups, greedy, V_STAR)
 
 
-def by(name: str, one: Judged, **knobs: Any) -> AdvantageEstimate:
+def by(name: str, one: Judged, **knobs: Any) -> Estimate:
     cfg = trial_config(**knobs).algorithm
     return estimator_of(cfg.model_copy(update={"advantage": name}))(one, cfg)
 
 
 def estimated(name: str, scores: list[float], penalty: float = 0.0, **knobs: Any) -> Tensor:
-    found = by(name, judged(scores, penalty), **knobs)
-    assert found.returns is None
-    assert not found.advantages[~MASK].any()
-    return found.advantages
+    advantages, returns = by(name, judged(scores, penalty), **knobs)
+    assert returns is None
+    assert not advantages[~MASK].any()
+    return advantages
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,15 @@ def test_an_estimator_without_what_it_needs_is_refused(name: str, missing: str) 
 def test_a_critics_returns_have_a_lambda_of_their_own() -> None:
     """1 makes them Monte Carlo, whatever the advantages have."""
     one = replace(judged(SCORES), non_score=0.1 * drawn(4, 3, seed=2) * MASK, values=drawn(4, 3, seed=3))
-    common, apart = (by("gae", one, algorithm__gae_lambda=0.6, algorithm__value_lambda=own) for own in (None, 1.0))
+    (advantages, common), (same, apart) = (
+        by("gae", one, algorithm__gae_lambda=0.6, algorithm__value_lambda=own) for own in (None, 1.0)
+    )
     rewards = token_rewards(one.scores, one.non_score, MASK)
-    assert torch.equal(common.advantages, apart.advantages)
+    assert torch.equal(advantages, same)
     assert one.values is not None
-    torch.testing.assert_close(apart.advantages, gae(rewards, one.values, MASK, 1.0, 0.6)[0])
-    torch.testing.assert_close(apart.returns, to_go(rewards, MASK, 1.0))
-    torch.testing.assert_close(common.returns, gae(rewards, one.values, MASK, 1.0, 0.6)[1])
+    torch.testing.assert_close(advantages, gae(rewards, one.values, MASK, 1.0, 0.6)[0])
+    torch.testing.assert_close(apart, to_go(rewards, MASK, 1.0))
+    torch.testing.assert_close(common, gae(rewards, one.values, MASK, 1.0, 0.6)[1])
 
 
 # --- replayed states ---------------------------------------------------------------------------------------

@@ -68,7 +68,6 @@ def with_a_line(text: str) -> str:
         ("pipeline.rewards.fluency", {"judge__kind": "fluent_lexicon"}, {"judge", *SCORED - {"values", "critic"}}),
         ("pipeline.models.anatomy", {}, EVERY - {"prompts"}),
         ("pipeline.models.out_of_memory", {}, EVERY - {"prompts"}),
-        ("pipeline.training.value_pretraining", {}, {"critic"}),
         ("pipeline.training.trainer", {}, {"train"}),
         ("pipeline.training.parts.brakes", {}, {"train"}),
         ("pipeline.training.parts.entropy", {}, set()),

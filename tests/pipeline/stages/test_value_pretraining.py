@@ -18,7 +18,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask, to_grid
 from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.run.layout import Layout
-from pipeline.training.value_pretraining import HELD_OUT, pretrain
+from pipeline.stages.critic import HELD_OUT, pretrain
 from pipeline.trial import run_trial
 
 PRETRAINED = {"critic__pretraining_steps": 40, "values__samples": 4}

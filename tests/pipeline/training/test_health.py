@@ -14,8 +14,15 @@ from tinytrial import actor, trainer
 
 from pipeline.models.policy import positions, response_mask
 from pipeline.models.sampling import EagerSampler
-from pipeline.training.health import Diverged, check_collapse, repetition
-from pipeline.training.selfcheck import SelfCheckFailed, check_first_step, check_padding, check_start
+from pipeline.training.health import (
+    Diverged,
+    SelfCheckFailed,
+    check_collapse,
+    check_first_step,
+    check_padding,
+    check_start,
+    repetition,
+)
 
 
 def test_repetition_by_hand() -> None:
@@ -67,14 +74,14 @@ def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["positions", "mask"])
 def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     from pipeline.models import policy
-    from pipeline.training import selfcheck
+    from pipeline.training import health
 
     rollout = trainer(tmp_path)._rollout()
     network = actor({})
     if fault == "positions":
         # Rotary positions are relative: a shift of all is no fault, so stretch them with the place of the first token.
         monkeypatch.setattr(
-            selfcheck, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True))
+            health, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True))
         )
     else:
         monkeypatch.setattr(
