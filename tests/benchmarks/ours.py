@@ -17,7 +17,6 @@ from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
 from pipeline.training import checkpoint as checkpoint_module
-from pipeline.training.checkpoint import Files
 from pipeline.training.judging import Scores, TrainingData
 from pipeline.training.trainer import Networks, Trainer
 
@@ -78,7 +77,7 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
         Networks(actor, freeze(size.network().to(device))),
         TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), tokens),
         score,
-        Files(folder / "metrics.jsonl", folder / "checkpoints"),
+        folder,
         Watch(meter),
         ledger,
     )

@@ -30,7 +30,6 @@ from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.settings import RewardConfig
-from pipeline.training.checkpoint import Files
 from pipeline.training.judging import Scores, TrainingData
 from pipeline.training.trainer import Networks, Trainer
 
@@ -99,8 +98,7 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     tokens = {"eos_id": -1 if full else 1, "pad_id": 0}
     pairs = full_pairs(queries) if cfg.train.data == "pairs" else None
     data = TrainingData(queries, mask, tokens, pairs=pairs)
-    files = Files(folder / "metrics.jsonl", folder / "kept")
-    Trainer(cfg, Networks(actor, reference), data, score, files, Recorder(), ledger).run()
+    Trainer(cfg, Networks(actor, reference), data, score, folder, Recorder(), ledger).run()
     return ledger
 
 
