@@ -9,8 +9,7 @@ both networks are measured on held-out texts (`pipeline.models.texts`). Writes `
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +65,6 @@ AFTER = 3
 """Steps after the answers: judging, drift, texts."""
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    """The evaluated policy, and everything that its evaluation needs."""
-
-    cfg: TrialConfig
-    reporter: Reporter
-    at: Bench
-    data: PromptSet
-    drawn: Draws
-    policy: CausalLM
-
-    def progress(self, done: int, note: str = "") -> None:
-        """`done`: answers to each prompt, then the steps after them."""
-        self.reporter.progress("evaluate", done, self.cfg.evaluate.best_of + AFTER, note)
-
-
 def evaluate(
     cfg: TrialConfig,
     out: Path,
@@ -96,17 +79,30 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
     draws = cfg.evaluate.best_of
+
+    def progress(done: int, note: str = "") -> None:
+        """`done`: answers to each prompt, then the steps after them."""
+        reporter.progress("evaluate", done, draws + AFTER, note)
+
     # Only a choice among several answers is charged, so only then is its work recorded.
     with bench(cfg.runtime, out, reporter.warn, charged=draws > 1) as at:
-        data, policy = heldout_prompts(cfg, prompts), freeze(load_snapshot(train.path / "policy", at.device))
-        work = _Evaluation(cfg, reporter, at, data, Draws.load(reference), policy)
-        chosen = _answered(work, reward_of(reward, at.device, at.room))
-        work.progress(draws, "judging")
-        columns, points = _judged(work, chosen, judge)
-        work.progress(draws + 1, "drift")
+        data, drawn = heldout_prompts(cfg, prompts), Draws.load(reference)
+        policy = freeze(load_snapshot(train.path / "policy", at.device))
+        chosen = _answered(cfg, at, data, policy, reward_of(reward, at.device, at.room), progress)
+        progress(draws, "judging")
+        columns, points = _judged(cfg, at, data, drawn, chosen, judge)
+        progress(draws + 1, "drift")
         base = freeze(load_reference(sft, cfg.adapter.quantize, at.device))
-        columns |= _drifted(work, chosen, base) | points
-        work.progress(draws + 2, "texts")
+        with Precision.of(at.device).autocast():
+            kl, entropy, nats, log_ratios = drift(policy, base, chosen.answers.episodes, 1.0, at.room)
+        columns |= {
+            # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
+            "kl": (kl.sum(1).double() if draws == 1 else kl_of_chosen(draws, log_ratios)).numpy(),
+            "entropy": entropy.sum(1).double().numpy(),
+            "reference_nats": nats.sum(1).double().numpy(),
+            **points,
+        }
+        progress(draws + 2, "texts")
         kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(cfg.evaluate.texts).tolist()
         texts = encode(data.tokenizer, kept, cfg.sft.max_tokens)
         capability = {
@@ -114,28 +110,30 @@ def evaluate(
             "eval/perplexity_texts_reference": perplexity(base, texts, at.room),
         }
         table = pd.DataFrame(columns)
-        summary = summarise(table, work.drawn.count) | capability
+        summary = summarise(table, drawn.count) | capability
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
             summary["eval/reward_accuracy"] = float(reward.meta["accuracy_gold"])
         check_keys(summary)
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
         write_json(out / "summary.json", summary)
-        work.progress(draws + AFTER)
+        progress(draws + AFTER)
         return {"summary": summary, "prompts": len(table)}
 
 
-def _answered(work: _Evaluation, proxy: Proxy) -> BestAnswers:
+def _answered(
+    cfg: TrialConfig, at: Bench, data: PromptSet, policy: CausalLM, proxy: Proxy, progress: Callable[[int, str], None]
+) -> BestAnswers:
     """The policy's answers, and what choosing them took in the ledger. Raises `MemoryFull`."""
-    cfg, ledger, count = work.cfg, work.at.ledger, work.cfg.evaluate.best_of
+    ledger, count = at.ledger, cfg.evaluate.best_of
     if count > 1:
-        meter([work.policy, *proxy.networks], ledger.work)
+        meter([policy, *proxy.networks], ledger.work)
 
     def draw(number: int) -> Completions:
-        work.progress(number, "sampling")
+        progress(number, "sampling")
         stream = ["policy", number] if number else ["policy"]
         with ledger.timed("generate"):
-            return answers(cfg, work.policy, work.data, work.at.room, *stream)
+            return answers(cfg, policy, data, at.room, *stream)
 
     def score(drawn: Completions) -> tuple[Tensor, Mapping[str, Tensor]]:
         with ledger.timed("score"):
@@ -146,13 +144,14 @@ def _answered(work: _Evaluation, proxy: Proxy) -> BestAnswers:
     return chosen
 
 
-def _judged(work: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def _judged(
+    cfg: TrialConfig, at: Bench, data: PromptSet, drawn: Draws, chosen: BestAnswers, judge: Artifact | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns of the answers and of how they compare with the reference's; and those of parts of the reward and of
     further judges."""
-    cfg, drawn, data, mine = work.cfg, work.drawn, work.data, chosen.answers
-    first, proxy = cfg.evaluate.first_prompt, chosen.proxy.double().numpy()
-    gold_judge = judge_of(cfg.gold, work.at.device, work.at.room, judge)
-    further = further_judges(cfg.gold, work.at.device, work.at.room)
+    mine, first, proxy = chosen.answers, cfg.evaluate.first_prompt, chosen.proxy.double().numpy()
+    gold_judge = judge_of(cfg.gold, at.device, at.room, judge)
+    further = further_judges(cfg.gold, at.device, at.room)
     gold, endings = gold_judge(mine).double().numpy(), endings_of(gold_judge, mine)
     ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
     columns = {
@@ -174,20 +173,6 @@ def _judged(work: _Evaluation, chosen: BestAnswers, judge: Artifact | None) -> t
         }
     points = {f"policy_reward/{name}": part.double().numpy() for name, part in chosen.parts.items()}
     return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
-
-
-def _drifted(work: _Evaluation, chosen: BestAnswers, reference: CausalLM) -> dict[str, Any]:
-    """Columns of the drift from the reference. Raises `MemoryFull`."""
-    episodes, evaluation = chosen.answers.episodes, work.cfg.evaluate
-    with Precision.of(work.at.device).autocast():
-        kl, entropy, nats, log_ratios = drift(work.policy, reference, episodes, 1.0, work.at.room)
-    # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
-    own_kl = kl.sum(1).double() if evaluation.best_of == 1 else kl_of_chosen(evaluation.best_of, log_ratios)
-    return {
-        "kl": own_kl.numpy(),
-        "entropy": entropy.sum(1).double().numpy(),
-        "reference_nats": nats.sum(1).double().numpy(),
-    }
 
 
 def of_reference(drawn: Draws) -> dict[str, Any]:

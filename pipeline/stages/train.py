@@ -25,7 +25,7 @@ from pipeline.models.adapters import WithoutAdapter, merged
 from pipeline.models.critic import restore_critic, save_critic
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
-from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.policy import Episodes
 from pipeline.models.precision import execution
 from pipeline.models.process import rollout_room
 from pipeline.models.tokenizers import closing_tokens
@@ -40,7 +40,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics_log import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.training.checkpoint import checkpoints, save
+from pipeline.training.checkpoint import checkpoints
 from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.launch import launch
 from pipeline.training.new_actor import load_reference, new_actor
@@ -165,25 +165,19 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     )
     outcome = trainer.run()
     if trainer.ranks.main:
-        _write_networks(cfg, out, actor, inputs.sft)
-        _write_tables(out, outcome)
+        policy = actor.lm
+        if adapted:
+            policy = merged(policy, load_reference(inputs.sft, cfg.adapter.quantize, torch.device("cpu")))
+        policy.save_pretrained(out / "policy")
+        save_critic(actor, out / "critic.safetensors")
+        _write_tables(cfg, out, outcome)
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
-            save(out / END, trainer.state.update, trainer.state.content(trainer.checkpoints.log.offset))
+            trainer.checkpoints.leave(out / END)
     trainer.ranks.end()
 
 
-def _write_networks(cfg: TrialConfig, out: Path, actor: ActorCritic, sft: Artifact) -> None:
-    policy = (
-        actor.lm
-        if cfg.adapter.kind == "none"
-        else merged(actor.lm, load_reference(sft, cfg.adapter.quantize, torch.device("cpu")))
-    )
-    policy.save_pretrained(out / "policy")
-    save_critic(actor, out / "critic.safetensors")
-
-
-def _write_tables(out: Path, outcome: Outcome) -> None:
+def _write_tables(cfg: TrialConfig, out: Path, outcome: Outcome) -> None:
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)

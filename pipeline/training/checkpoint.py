@@ -68,19 +68,6 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
 
 
-class NullLog(MetricsLog):
-    """The metrics file of a process that does not write."""
-
-    def __init__(self) -> None:
-        self.offset = 0
-
-    def append(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def flush(self, *, durable: bool = True) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Checkpoints:
     """Checkpoints of a running trial, and its metrics file, which they refer to."""
 
@@ -90,7 +77,8 @@ class Checkpoints:
         """`begin` puts the metrics and the checkpoint with which a later round begins into place."""
         self._metrics, self._folder, self._begin = out / "metrics.jsonl", out / FOLDER, begin
         self._state, self._ranks, self._watch = state, ranks, watch
-        self.log: MetricsLog = NullLog()
+        self.log: MetricsLog | None = None
+        """None in a process that does not write."""
         self.saved = Progress()
         """Where the newest one was written."""
 
@@ -106,10 +94,15 @@ class Checkpoints:
         state = self._state
         if self._ranks.main:
             with state.ledger.timed("checkpoint"):
-                self.log.flush()
-                content = state.content(self.log.offset)
-                state.ledger.wrote_checkpoint(save(self._folder, state.update, content))
+                if self.log:
+                    self.log.flush()
+                state.ledger.wrote_checkpoint(self.leave(self._folder))
         self.saved = state.progress
+
+    def leave(self, folder: Path) -> int:
+        """Write the trial as it stands to a folder; returns the bytes written."""
+        assert self.log is not None
+        return save(folder, self._state.update, self._state.content(self.log.offset))
 
     def newest(self) -> dict[str, Any] | None:
         """The content of the newest one that is sound."""

@@ -121,7 +121,8 @@ class Trainer:
             self.checkpoints.resume()
             status, reason = self._train()
         finally:
-            self.checkpoints.log.close()
+            if self.checkpoints.log:
+                self.checkpoints.log.close()
         state, tokens, cap = self.state, self.ledger.generated_tokens, self.cap
         episodes = state.update * self.cfg.train.batch_size
         ended = cap and {"key": cap["key"], "spent": cap["spent"], "step": self.checkpoints.saved.taken}
@@ -177,7 +178,8 @@ class Trainer:
         if after := self._learn(rollout):
             self._write(self.state.planned, after)
         self.ledger.generated_tokens += 0 if self.only_watched else rollout.sampled_tokens
-        self.checkpoints.log.flush(durable=False)
+        if self.checkpoints.log:
+            self.checkpoints.log.flush(durable=False)
         self.watch.metrics(start, {**rollout.metrics, **self.last_step})
         self.watch.progress("train", self.state.planned, self.cfg.train.steps)
 
@@ -240,7 +242,8 @@ class Trainer:
         return numbers.repeat_interleave(each)
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
-        self.checkpoints.log.append(step, values)
+        if self.checkpoints.log:
+            self.checkpoints.log.append(step, values)
         for part in self.parts.values():
             part.recorded(step, values)
 

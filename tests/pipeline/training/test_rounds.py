@@ -47,7 +47,7 @@ class Rounds:
     def finish(self, number: int, one: Trainer) -> Outcome:
         outcome = one.run()
         if number < self.count:
-            save(self.folder / str(number) / "end", one.state.update, one.state.content(one.checkpoints.log.offset))
+            one.checkpoints.leave(self.folder / str(number) / "end")
         return outcome
 
     def run(self) -> tuple[Outcome, Trainer]:
