@@ -67,8 +67,6 @@ _Unseen = list[tuple[Completions, Tensor]]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Inputs of every part of the reward."""
-
     cfg: TrialConfig
     reporter: Reporter
     prompts: Artifact
@@ -129,7 +127,6 @@ def reward(
 
 
 def _made(work: _Inputs, out: Path) -> dict[str, Any]:
-    """Make and write the reward; returns its metadata."""
     cfg, composite = work.cfg, work.composite
     rows = torch.arange(cfg.reward.calibration_samples) % len(work.data.texts)
     samples = work.samples(work.reference, rows, "calibration", cfg.reward.seed)
@@ -277,7 +274,6 @@ def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Rewar
 
 
 def _round(work: _Inputs, name: str) -> Collection:
-    """The round in which a part's pairs are collected."""
     last, prefix = work.last_reward, f"{name}/" if work.composite else ""
     if last is None:
         return Collection(1, work.cfg.rounds)
@@ -287,7 +283,6 @@ def _round(work: _Inputs, name: str) -> Collection:
 
 
 def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> Pairs:
-    """The preferences of a part."""
     cfg, judge, prompts = work.cfg.reward, work.judge(spec.preferences), len(work.data.texts)
     if not is_judged(spec.preferences):
         check_room(work.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
@@ -300,7 +295,6 @@ def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> 
 
 
 def _trained(work: _Inputs, kind: type[RewardModel], out: Path, ranked: Ranked) -> LearnedReward:
-    """The trained model, which is written to `out`."""
     cfg, runtime = work.cfg.reward, work.cfg.runtime
 
     def progress(done: int, total: int, loss: float) -> None:

@@ -88,7 +88,6 @@ def launch(function: Work, cfg: Any, out: Path, reporter: Reporter, inputs: Any)
 def _process(
     rank: int, count: int, meeting: Path, pipe: Connection, function: Work, cfg: Any, out: Path, inputs: Any
 ) -> None:
-    """Run one of the processes."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if can_leave():  # a scheduler signals every process of a trial; the first one decides for all
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

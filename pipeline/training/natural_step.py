@@ -52,7 +52,6 @@ class NaturalLearner(Learner):
 
     @property
     def knobs(self) -> TrpoSettings:
-        """Settings of the trust region."""
         found: TrpoSettings = value_at(self.cfg, "algorithm.trpo")
         return found
 

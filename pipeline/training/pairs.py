@@ -30,7 +30,6 @@ class PairLearner(Learner):
 
     @property
     def loss(self) -> PairLoss:
-        """Loss of the trust region."""
         found: PairLoss = resolve_name(TRUST_REGIONS[self.cfg.algorithm.trust_region].code)
         return found
 
