@@ -111,21 +111,16 @@ def stored_experience(context: RolloutContext, stored: Episodes, update: int) ->
     episodes = stored.take(rows).each(lambda column: column.to(device))
     share = ranks.share(range(len(rows)))
     mine = episodes.each(lambda column: column[share])
-    with context.timed("score"):
-        logprobs = ranks.gathered(ranks.all_fit(lambda: _reference_logprobs(context, mine)))
+
+    def logprobs_of(chunk: Episodes) -> list[Tensor]:
+        hidden = response_hidden(context.reference, chunk)
+        return [head_logprobs(context.reference, hidden, chunk.labels, train.temperature)]
+
+    with context.timed("score"), torch.no_grad():
+        (logprobs,) = ranks.all_fit(lambda: mine.grids(1, context.room, logprobs_of))
+        logprobs = ranks.gathered(logprobs)
     nothing = torch.zeros_like(logprobs)
     preferred = torch.tensor([1.0, -1.0], device=device).repeat(len(pairs)).unsqueeze(1)
     advantages = torch.where(episodes.response_mask, preferred, 0.0)
     measured = Measured(logprobs, logprobs, nothing, nothing, None)
     return Experience(episodes, measured, advantages, None, context.terms.kl_coef)
-
-
-@torch.no_grad()
-def _reference_logprobs(context: RolloutContext, episodes: Episodes) -> Tensor:
-    """(B, T) nats, 0 on invalid tokens."""
-
-    def columns(chunk: Episodes) -> list[Tensor]:
-        hidden = response_hidden(context.reference, chunk)
-        return [head_logprobs(context.reference, hidden, chunk.labels, context.cfg.train.temperature)]
-
-    return episodes.grids(1, context.room, columns)[0]

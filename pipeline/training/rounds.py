@@ -82,7 +82,17 @@ def round_of(
     if last_train is None:
         return Round(1, cfg.rounds)
     start = freeze(load_snapshot(last_train.path / "policy", device))
-    return Round(number_of(last_train), cfg.rounds, start, _beginning(out, ledger, reward, last_train))
+
+    def begin() -> None:
+        shutil.copyfile(last_train.path / "metrics.jsonl", out / ".metrics")
+        os.replace(out / ".metrics", out / "metrics.jsonl")
+        content = load_latest(last_train.path / END, lambda words: None)
+        assert content is not None  # the store has checked the artifact
+        # The reward of a later round is made for this trial alone, so the trial is charged for it.
+        spent = added(content["spent"], json.loads((reward.path / SPENT).read_text("utf-8")))
+        save(out / KEPT, content["update"], {**content, "spent": added(spent, ledger.state())})
+
+    return Round(number_of(last_train), cfg.rounds, start, begin)
 
 
 def described(cfg: TrialConfig, last_train: Artifact | None, **artifacts: Artifact) -> dict[str, Any]:
@@ -91,17 +101,3 @@ def described(cfg: TrialConfig, last_train: Artifact | None, **artifacts: Artifa
         return {}
     names = {what: name_of(artifact) for what, artifact in artifacts.items()}
     return {"round": {"number": number_of(last_train), "count": cfg.rounds, **names}}
-
-
-def _beginning(out: Path, ledger: Ledger, reward: Artifact, last_train: Artifact) -> Callable[[], None]:
-    """The reward of a later round is made for this trial alone, so the trial is charged for it."""
-
-    def begin() -> None:
-        shutil.copyfile(last_train.path / "metrics.jsonl", out / ".metrics")
-        os.replace(out / ".metrics", out / "metrics.jsonl")
-        content = load_latest(last_train.path / END, lambda words: None)
-        assert content is not None  # the store has checked the artifact
-        spent = added(content["spent"], json.loads((reward.path / SPENT).read_text("utf-8")))
-        save(out / KEPT, content["update"], {**content, "spent": added(spent, ledger.state())})
-
-    return begin

@@ -14,14 +14,6 @@ from torch import Tensor
 EPSILON = 1e-8
 
 
-def masked_sum(x: Tensor, mask: Tensor) -> Tensor:
-    """Σ x over valid tokens, a scalar in units of x; 0 without any.
-
-    Chosen by `where`: a product with the mask would turn NaN and infinities on padding into NaN.
-    """
-    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum()
-
-
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Σ x / n over the n valid tokens, a scalar in units of x. Every token counts once, whatever row it is in.
 
@@ -33,7 +25,8 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     count = mask.sum()
     if not count:
         raise ValueError("masked_mean: no valid token")
-    return masked_sum(x, mask) / count
+    # By `where`: a product with the mask would turn NaN and infinities on padding into NaN.
+    return torch.where(mask, x, torch.zeros((), dtype=x.dtype, device=x.device)).sum() / count
 
 
 def masked_var(x: Tensor, mask: Tensor) -> Tensor:

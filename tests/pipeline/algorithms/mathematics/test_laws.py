@@ -16,7 +16,7 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.advantages import explained_variance, gae
 from pipeline.algorithms.mathematics.kl import k2, k3
 from pipeline.algorithms.mathematics.losses import policy_loss, value_loss
-from pipeline.algorithms.mathematics.masking import masked_mean, masked_sum, masked_var, masked_whiten
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
 from pipeline.algorithms.mathematics.shaping import group_non_score_reward, non_score_reward, token_rewards
 from pipeline.algorithms.mathematics.token_groups import Credit, credited, group_numbers, group_sums
 from pipeline.algorithms.replay import segment_gae, starts
@@ -76,7 +76,6 @@ GRIDS: dict[str, Callable[[Batch], Tensor]] = {
 }
 """Give a grid: 0 on padding."""
 NUMBERS: dict[str, Callable[[Batch], Tensor | float]] = {
-    "masked_sum": lambda b: masked_sum(b.x, b.mask),
     "masked_mean": lambda b: masked_mean(b.x, b.mask),
     "masked_var": lambda b: masked_var(b.x, b.mask),
     "explained_variance": lambda b: explained_variance(b.x, b.y, b.mask),
