@@ -162,13 +162,15 @@ def moved(one: Trainer, by: float) -> Trainer:
 def rows_of(
     old: torch.Tensor, mask: torch.Tensor, ref: torch.Tensor | None = None, advantages: torch.Tensor | None = None
 ) -> Rows:
-    """All responses of a rollout that is known by the numbers of its valid tokens alone, (N,) each."""
+    """All responses of a rollout that is known by the numbers of its valid tokens alone, (N,) each; a response is a
+    group."""
     grid, ref = to_grid(old, mask), to_grid(old if ref is None else ref, mask)
     worth = torch.zeros_like(grid) if advantages is None else to_grid(advantages, mask)
     size, width = mask.shape
     tokens = torch.zeros(size, width + 1, dtype=torch.long)
     episodes = Episodes(tokens, torch.ones(size, 1, dtype=torch.bool), mask, torch.ones(size, dtype=torch.bool))
-    experience = Experience(episodes, Measured(grid, ref, grid * 0, grid * 0, None), worth, None, 0.0)
+    measured = Measured(grid, ref, grid * 0, grid * 0, None)
+    experience = Experience(episodes, measured, worth, None, 0.0, groups=torch.zeros_like(mask, dtype=torch.long))
     return Rows(experience, torch.arange(size))
 
 
