@@ -96,9 +96,6 @@ def test_a_critics_returns_have_a_lambda_of_their_own() -> None:
     torch.testing.assert_close(common, gae(rewards, one.values, MASK, 1.0, 0.6)[1])
 
 
-# --- replayed states ---------------------------------------------------------------------------------------
-
-
 def test_states_are_replayed_from_the_prompt_on_and_none_behind_the_end() -> None:
     found = starts(torch.tensor([5, 1, 3, 4]), 5, 2)
     assert found.int().tolist() == [[1, 0, 1, 0, 1], [1, 0, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 0, 0]]

@@ -125,9 +125,6 @@ def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> No
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=ROUNDING)
 
 
-# --- A*-PO -------------------------------------------------------------------------------------------------
-
-
 def soft_maximum(row: int, beta: float, count: int) -> float:
     """V* of a prompt by the definition; a response of 10 tokens has no EOS, and -1 instead of its score."""
     proxy, _, ended = samples()
@@ -145,9 +142,6 @@ def test_every_prompt_has_its_own_v_star_by_its_number(tmp_path: Path, beta: flo
     wanted = [float(score) - soft_maximum(row, beta, count or 4) for score, row in zip(final, rows, strict=True)]
     assert rollout.advantages[:, 0].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-5)
     assert rows != sorted(rows), "the order of the rollout is not that of the prompts"
-
-
-# --- a rollout ---------------------------------------------------------------------------------------------
 
 
 def test_a_penalty_in_the_score_is_compared_and_one_on_the_tokens_is_not(tmp_path: Path) -> None:

@@ -46,9 +46,6 @@ def test_at_ratio_one_all_are_the_policy_gradient(name: str) -> None:
     torch.testing.assert_close(found, -advantages, rtol=1e-12, atol=1e-12)
 
 
-# --- of whole responses ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("how", "weights"),
     [
@@ -63,9 +60,6 @@ def test_weights_of_responses_by_hand(how: str, weights: list[float]) -> None:
     cfg = trial_config(algorithm__aggregation=how).algorithm
     found = response_weights(torch.tensor([1, 3]), torch.tensor(8), 4, 5, cfg)
     assert (found / 8).tolist() == pytest.approx(weights)
-
-
-# --- far away ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -110,14 +110,6 @@ def outcome(home: Path) -> TrialOutcome:
     return run_trial(composite(home), Layout(home / "out"), Recorder())
 
 
-def test_the_texts_of_both_splits_are_counted_and_leave_the_heldout_ones(outcome: TrialOutcome) -> None:
-    prompts = outcome.artifacts["prompts"]
-    assert prompts.meta["in_both_splits"] == 2
-    assert "2 in both splits" in prompts.meta["note"]
-    heldout = set(pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"])
-    assert not heldout & set(pd.read_parquet(prompts.path / "sft.parquet")["text"])
-
-
 def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcome) -> None:
     reward = outcome.artifacts["reward"]
     samples = pd.read_parquet(reward.path / "reference_samples.parquet")

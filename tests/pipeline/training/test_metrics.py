@@ -43,9 +43,6 @@ def test_step_metrics_by_hand() -> None:
     assert sums["policy/pg_clipfrac"].tolist() == [True, True]
 
 
-# --- a rollout ---------------------------------------------------------------------------------------------
-
-
 def experience(pad: int = 0) -> Experience:
     """Responses of 2 and 1 tokens; grids are 0 on padding, tokens there are arbitrary."""
     mask = prefix([[1, 2], [3]], pad)
@@ -95,9 +92,6 @@ def test_rollout_metrics_by_hand() -> None:
 
 def test_pad_columns_move_no_metric_of_a_rollout() -> None:
     assert metrics_of(experience(5)) == pytest.approx(metrics_of(experience()), rel=1e-12)
-
-
-# --- over the vocabulary -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])

@@ -39,9 +39,6 @@ def limited(network: Any, too_many: Callable[[int, bool], bool]) -> Any:
     return network.register_forward_pre_hook(check, with_kwargs=True)
 
 
-# --- training ----------------------------------------------------------------------------------------------
-
-
 def test_training_goes_on_with_half_the_micro_batch_and_the_same_results(tmp_path: Path) -> None:
     """Halved twice, with a warning each."""
     watch, calls = Recorder(), [0]
@@ -84,9 +81,6 @@ def test_a_trial_that_not_even_one_episode_fits_ends_as_budget_with_the_policy_o
     assert all(bool(tensor.isfinite().all()) for tensor in one.actor.state_dict().values())
     _, untroubled, _ = run(tmp_path / "b", **KNOBS)
     assert rows[5] == pytest.approx(untroubled[5], rel=1e-3, abs=1e-5)
-
-
-# --- passes without gradients ------------------------------------------------------------------------------
 
 
 def episodes(room: Room, network: Any, label: str = "test") -> Episodes:

@@ -43,9 +43,6 @@ def series(rows: dict[int, dict[str, float]], name: str) -> list[float]:
     return [row[name] for row in rows.values() if name in row]
 
 
-# --- coefficients ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "start", "knobs", "seen"),
     [
@@ -118,9 +115,6 @@ def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
     assert terms["kl"].sums(new)["policy/kl_loss"].tolist() == pytest.approx([0.15] * 2)
 
 
-# --- the size of a step ------------------------------------------------------------------------------------
-
-
 @given(
     events=st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.015, 0.016, 0.5])), max_size=40),
     hold=st.integers(1, 6),
@@ -158,8 +152,6 @@ def test_guard_and_hinge_multiply_onto_the_schedule_and_brake_no_separate_critic
     rates = [group["lr"] / group["base_lr"] for group in one.learner.steps.optimiser.param_groups]
     assert rates == pytest.approx([(1 - 6 / 24) * (1 / 16 if held else 1) for held in braked])
 
-
-# --- all ---------------------------------------------------------------------------------------------------
 
 EVERYTHING: dict[str, Any] = {
     **FLOOR, "kl__control": "adaptive", "entropy__control": "adaptive", "entropy__coef": 0.1, "optimiser__guard": True,
@@ -200,9 +192,6 @@ def test_what_parts_keep_survives_a_checkpoint_and_a_held_policy_moves_the_guard
     for name, part in other.items():
         part.load(found[name])
     assert states(other) == found
-
-
-# --- in a trial --------------------------------------------------------------------------------------------
 
 
 def test_parts_are_fed_the_numbers_that_their_thresholds_and_targets_are_of(tmp_path: Path) -> None:
@@ -310,9 +299,6 @@ def test_the_penalty_on_the_old_policy_follows_the_kl_that_an_update_ends_at(tmp
     assert moved == pytest.approx((log_ratio.exp() - 1 - log_ratio).mean().item(), rel=1e-4)
     assert moved > 0.03
     assert one.parts["old_kl"].coef == 2.0  # type: ignore[attr-defined]
-
-
-# --- the floor ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 3, 8])

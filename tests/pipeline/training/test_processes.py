@@ -66,9 +66,6 @@ def test_two_processes_give_the_losses_of_one(smoke_layout: Layout, tmp_path: Pa
     assert all(torch.allclose(again[name], tensor, atol=5e-4) for name, tensor in weights.items())
 
 
-# --- what the launcher does with functions that behave badly -------------------------------------------------
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "error", "words"),

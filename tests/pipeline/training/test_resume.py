@@ -91,9 +91,6 @@ def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert [path.name.split(".")[0] for path in found] == ["update_00000002", "update_00000004"]
 
 
-# --- checkpoints ---
-
-
 @pytest.mark.parametrize(("share", "names"), [(1e-9, [0]), (None, [4, 5])])
 def test_checkpoints_take_no_more_than_their_share_of_the_time(
     tmp_path: Path, share: float | None, names: list[int]
@@ -104,9 +101,6 @@ def test_checkpoints_take_no_more_than_their_share_of_the_time(
     assert [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")] == [
         f"update_{n:08d}" for n in names
     ]
-
-
-# --- leaving ---
 
 
 class Leaver(Recorder):
@@ -154,9 +148,6 @@ def test_processes_of_a_trial_leave_together(tmp_path: Path, scheduled: None) ->
     """A process that is signalled by itself stays: the first process of the trial decides."""
     with pytest.raises(Leaving):
         launch(ranked.leaves, smoke(runtime__processes=2), tmp_path, Recorder(), None)
-
-
-# --- SIGKILL ---
 
 
 @pytest.mark.slow

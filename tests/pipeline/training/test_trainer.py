@@ -14,8 +14,6 @@ from pipeline.config.names import TRAINING
 from pipeline.run.metrics_log import merged
 from pipeline.training.checkpoint import load_latest
 
-# --- the first update --------------------------------------------------------------------------------------
-
 
 def test_the_first_step_sees_the_behaviour_policy_itself(tmp_path: Path) -> None:
     outcome, rows, _ = run(tmp_path)
@@ -79,8 +77,6 @@ def test_a_separate_critic_does_not_shrink_the_step_of_the_policy(tmp_path: Path
         assert (policy**2 + critic**2) ** 0.5 == pytest.approx(0.1, rel=1e-3)
         assert policy < 0.05
 
-
-# --- liveness ----------------------------------------------------------------------------------------------
 
 COLD = {"train__temperature": 0.2, "train__response_length": 25, "train__min_entropy": 0.0}
 """Settings so nearly greedy that text repeats itself."""
@@ -169,9 +165,6 @@ def test_every_knob_changes_the_trajectory(
     assert state.keys() != base_state.keys() or any(not torch.equal(state[name], base_state[name]) for name in state)
 
 
-# --- what must not matter ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "runtime"),
     [
@@ -193,16 +186,6 @@ def test_memory_settings_change_nothing(
     for step, row in base_rows.items():
         assert rows[step] == pytest.approx(row, rel=2e-3, abs=2e-4), step
     assert all(torch.allclose(state[name], tensor, atol=2e-3) for name, tensor in base_state.items())
-
-
-def test_same_seed_same_bytes(tmp_path: Path, trajectories: Any) -> None:
-    _, rows, state = run(tmp_path)
-    _, base_rows, base_state = trajectories()
-    assert rows == base_rows
-    assert all(torch.equal(state[name], base_state[name]) for name in state)
-
-
-# --- how a trial can end -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cap", ["wall_clock_h", "generated_tokens", "memory_gib"])

@@ -24,9 +24,6 @@ def f64(*xs: float) -> Tensor:
     return torch.tensor(xs, dtype=torch.float64)
 
 
-# --- groups ------------------------------------------------------------------------------------------------
-
-
 def test_three_responses_by_hand() -> None:
     """1, 2 and 6: mean 3, distances -2, -1 and 3, whose squares add up to 14; the sd is sqrt 7."""
     one = torch.zeros(3).long()
@@ -46,9 +43,6 @@ def test_groups_mean_zero_whatever_their_order_and_a_group_of_one_is_refused(nam
     torch.testing.assert_close(compare(scores[order], groups[order] * 7 - 3), found[order])
     with pytest.raises(ValueError, match="at least two responses to"):
         compare(f64(1, 2, 3), torch.tensor([0, 0, 1]))
-
-
-# --- pairs -------------------------------------------------------------------------------------------------
 
 
 def test_losses_of_pairs_by_hand() -> None:
@@ -75,9 +69,6 @@ def test_the_better_one_of_two_is_preferred_and_equal_ones_are_not_tossed() -> N
 def test_groups_that_are_no_pairs_are_refused(groups: list[int]) -> None:
     with pytest.raises(ValueError, match="exactly two responses to every prompt"):
         prefers(torch.zeros(len(groups)), torch.tensor(groups))
-
-
-# --- V* ----------------------------------------------------------------------------------------------------
 
 
 def test_v_star_of_two_samples_by_hand() -> None:

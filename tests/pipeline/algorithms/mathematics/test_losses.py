@@ -32,9 +32,6 @@ def slope(loss: Tensor, at: Tensor) -> list[float]:
     return [float(value) for value in gradient]
 
 
-# --- policy ------------------------------------------------------------------------------------------------
-
-
 def test_a_capped_weight_keeps_the_gradient_of_its_token() -> None:
     """Ratios 2 and 8, cap 5: -2 x 3 x log 2 and -5 x 3 x log 8."""
     new = f64(LOG2, 3 * LOG2).requires_grad_()
@@ -42,9 +39,6 @@ def test_a_capped_weight_keeps_the_gradient_of_its_token() -> None:
     assert losses.tolist() == pytest.approx([-6 * LOG2, -45 * LOG2])
     assert active.tolist() == [False, True]
     assert slope(losses, new) == pytest.approx([-6.0, -15.0])
-
-
-# --- KL in the loss ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -78,9 +72,6 @@ def test_gradients_of_the_estimators_in_expectation(pair: tuple[list[float], lis
         assert torch.allclose(ours, wanted, atol=1e-12)
     (nothing,) = torch.autograd.grad((drawn_from * (log_pi - ref)).sum(), z)
     assert torch.allclose(nothing, torch.zeros_like(nothing), atol=1e-12)
-
-
-# --- value -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

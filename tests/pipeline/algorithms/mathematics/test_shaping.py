@@ -28,9 +28,6 @@ def f64(*xs: float) -> Tensor:
     return torch.tensor(xs, dtype=torch.float64)
 
 
-# --- the score ---------------------------------------------------------------------------------------------
-
-
 def test_missing_eos_by_hand() -> None:
     scores, ended = f64(2.0, 3.0, -4.0), torch.tensor([True, False, False])
     assert handle_missing_eos(scores, ended, "replace", 1.0).tolist() == [2.0, -1.0, -1.0]
@@ -76,9 +73,6 @@ def test_the_part_with_a_floor_is_added_and_the_scale_kept() -> None:
     assert with_floor(proxy, part, 3.0).tolist() == [-2.0, 2.5]
 
 
-# --- the penalty -------------------------------------------------------------------------------------------
-
-
 def test_penalty_by_hand() -> None:
     # The first token is e times as likely as under the reference and costs 0.1; the second is less likely and earns
     # 0.05.
@@ -113,9 +107,6 @@ def test_groups_of_one_token_are_tokens_and_a_whole_response_on_its_last_is_a_pe
     whole = group_non_score_reward(x, x * 0, mask, torch.zeros(3, 5, dtype=torch.long), 0.3, "last")
     in_score = token_rewards(scores - 0.3 * torch.where(mask, x, 0.0).sum(1), torch.zeros_like(x), mask)
     torch.testing.assert_close(token_rewards(scores, whole, mask), in_score, rtol=1e-12, atol=1e-12)
-
-
-# --- groups of tokens --------------------------------------------------------------------------------------
 
 
 def test_groups_by_hand() -> None:
