@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
 from pipeline.algorithms.replay import starts
+from pipeline.models.policy import Episodes
+from pipeline.training.judging import Scores
 from pipeline.training.replay import chosen_rows, replay, replay_metrics
 from pipeline.training.trainer import Trainer
 
@@ -56,6 +60,18 @@ def test_values_are_the_expected_rewards_to_go(tmp_path: Path, place: str) -> No
     without = torch.stack([expected_values(one, rollout, row, "loss") for row in range(4)])
     assert ((expected - without)[known].abs().max() > 0.2) == (place != "loss"), "a penalty left out would show"
     assert tokens[0] == pytest.approx(100 * expected_tokens(one, rollout), rel=0.15)
+
+
+def test_continuations_are_scored_with_their_own_prompts(tmp_path: Path) -> None:
+    """A score that is the number of the prompt."""
+
+    def numbered(episodes: Episodes, rows: Sequence[int]) -> Scores:
+        return Scores(torch.tensor(rows).float(), torch.zeros(len(rows)), [""] * len(rows), [""] * len(rows))
+
+    one = trainer(tmp_path, **VINE, replay__continuations=2, kl__beta=0.0, train__missing_eos="none")
+    context, prompts = replace(one.rollout_context, score=numbered), one._prompts()
+    found, _ = replay(context, prompts, one._rollout().episodes, slice(None), 0)
+    assert torch.equal(found.values[:, 0], prompts.float())
 
 
 def test_the_noise_of_replayed_values_is_no_error_of_the_critic() -> None:
