@@ -8,7 +8,6 @@ from typing import Any
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.config.base import refuse
 from pipeline.config.effects import Config
-from pipeline.config.train import teaches
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.learned_settings import check_rankings, check_sources
 from pipeline.rewards.settings import check_scorers
@@ -141,19 +140,11 @@ def _ratio(config: Config) -> None:
 
 
 def _critic(config: Config) -> None:
-    """A critic lacks a source, has other units than its rewards, or never leaves the policy a step."""
+    """A critic lacks a source, or never leaves the policy a step."""
     critic, reward, starts = config.critic, config.reward, config.critic.starts_as_reward
-    in_score_units = {
-        "critic.target 'replay'": teaches(config),
-        "critic.pretraining_steps": config.pretrains_critic,
-        "critic.init 'reward'": starts,
-    }
-    found = [key for key, holds in in_score_units.items() if holds]
     refuse({
         f"critic.warmup_steps {critic.warmup_steps} leaves the policy none of train.steps {config.train.steps}; use"
         " fewer": critic.warmup_steps >= config.train.steps,
-        f"the critic has score units ({', '.join(found)}), and algorithm.whiten_rewards divides its rewards by their"
-        " standard deviation; use whiten_rewards: false": bool(found) and config.algorithm.whiten_rewards,
         f"critic.init 'reward' needs a reward that is a network with a score, reward.kind is '{reward.kind}'; use"
         " learned": starts and reward.kind != "learned",
         f"critic.init 'reward' starts the critic at the reward model's score, and with reward.against"

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
-from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive, refuse
-from pipeline.config.effects import Always, Config, When, above, setting
+from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
+from pipeline.config.effects import Always, When, above, setting
 
 CRITIC = setting("critic.kind", "shared", "separate")
 SEPARATE = setting("critic.kind", "separate")
@@ -115,19 +115,3 @@ class AdapterConfig(Section):
                 "quantize '4bit' holds frozen weights, and without an adapter none is frozen; set adapter.kind: lora"
             )
         return self
-
-
-def check_critic(config: Config) -> None:
-    """Raise `ValueError` for a critic without a source, or one that never leaves the policy a step."""
-    critic, reward, starts = config.critic, config.reward, config.critic.starts_as_reward
-    refuse({
-        f"critic.warmup_steps {critic.warmup_steps} leaves the policy none of train.steps {config.train.steps}; use"
-        " fewer": critic.warmup_steps >= config.train.steps,
-        f"critic.init 'reward' needs a reward that is a network with a score, reward.kind is '{reward.kind}'; use"
-        " learned": starts and reward.kind != "learned",
-        f"critic.init 'reward' starts the critic at the reward model's score, and with reward.against"
-        f" '{reward.against}' the reward is this score less that of opponents; use critic.init: reference, or against:"
-        " none": starts and reward.against != "none",
-        f"critic.init 'reward' needs a reward model of the policy's shape, reward.learned.trunk is"
-        f" '{reward.learned.trunk}'; use critic.init: reference": starts and reward.learned.trunk != "reference",
-    })  # fmt: skip

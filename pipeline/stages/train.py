@@ -170,14 +170,14 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
             policy = merged(policy, load_reference(inputs.sft, cfg.adapter.quantize, torch.device("cpu")))
         policy.save_pretrained(out / "policy")
         save_critic(actor, out / "critic.safetensors")
-        _write_tables(cfg, out, outcome)
+        _write_tables(out, outcome)
         _write_log(cfg, out, device, ledger, trainer.state_bytes())
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
             trainer.checkpoints.leave(out / END)
     trainer.ranks.end()
 
 
-def _write_tables(cfg: TrialConfig, out: Path, outcome: Outcome) -> None:
+def _write_tables(out: Path, outcome: Outcome) -> None:
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)

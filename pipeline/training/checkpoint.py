@@ -96,7 +96,8 @@ class Checkpoints:
             with state.ledger.timed("checkpoint"):
                 if self.log:
                     self.log.flush()
-                state.ledger.wrote_checkpoint(self.leave(self._folder))
+                state.ledger.checkpoint_bytes += self.leave(self._folder)
+                state.ledger.checkpoints += 1
         self.saved = state.progress
 
     def leave(self, folder: Path) -> int:

@@ -104,10 +104,10 @@ def _own_share(context: RolloutContext, prompts: Tensor, update: int) -> _Share:
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts), cfg.train.response_length, cfg.train.seed, "rollout", update)
-        found = context.sampler.draw(*context.prompts(prompts[share]), noise[share])
+        episodes = context.sampler.sample(*context.prompts(prompts[share]), noise[share])
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
-        scores = score_rows(context, found.episodes, prompts[share].tolist())
+        scores = score_rows(context, episodes, prompts[share].tolist())
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(context, episodes, context.start)
     own = _Share(episodes, scores, measured, torch.zeros_like(episodes.lengths))

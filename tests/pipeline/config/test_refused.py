@@ -48,7 +48,7 @@ kl.beta=.nan | kl.beta = nan
 kl.beta=true | kl.beta = true: must be a number
 kl.beta='0.1' | kl.beta = '0.1': must be a number
 train.steps=2048.0 | train.steps = 2048.0: must be a whole number
-algorithm.whiten_rewards=1 | algorithm.whiten_rewards = 1: must be true or false
+algorithm.whiten_advantages=1 | algorithm.whiten_advantages = 1: must be true or false
 data.prompt_length=[3,true] | data.prompt_length.1 = true: must be a whole number
 data.seed=-1 | data.seed = -1: must be greater than or equal to 0
 optimiser.lr=9e18 | optimiser.lr = 9e+18: must be less than or equal to 1000000000000

@@ -57,7 +57,7 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
     assert set(frame.columns) - {"step"} <= METRICS.keys()
     only_when_asked_for = {
         "objective/greedy_reward", "objective/equal_groups", "objective/ent_coef", "objective/floor_weight",
-        "objective/round_kl_per_token", "objective/sampler_gap", "objective/sampler_ratio", "policy/kl_loss",
+        "objective/round_kl_per_token", "policy/kl_loss",
         "policy/kl_hinge", "policy/update_steps", "policy/old_kl", "policy/old_kl_coef",
         "policy/step_accepted", "policy/line_search", "policy/old_kl_exact", "policy/surrogate_gain",
         "policy/expected_gain", "value/grad_norm",
