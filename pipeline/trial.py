@@ -25,7 +25,7 @@ from pipeline.stages.graph import STAGES
 from pipeline.stages.sources import check_sources
 
 LIBRARIES = (
-    "torch", "transformers", "accelerate", "tokenizers", "peft", "bitsandbytes", "mlflow", "optuna",
+    "torch", "transformers", "datasets", "accelerate", "tokenizers", "peft", "bitsandbytes", "mlflow", "optuna",
     "pandas", "numpy",
 )  # fmt: skip
 

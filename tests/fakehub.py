@@ -40,7 +40,7 @@ def _handler(name: str, files: dict[str, bytes], log: list[str]) -> type[BaseHTT
                     {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
                 )
             elif path.startswith(f"{api}/tree/{COMMIT}"):
-                self.send_json([_entry(file, body) for file, body in files.items()])
+                self.send_json(_children(files, path.removeprefix(f"{api}/tree/{COMMIT}").strip("/")))
             elif (
                 path.startswith(f"datasets/{name}/resolve/{COMMIT}/")
                 and (file := path.split(f"{COMMIT}/", 1)[1]) in files
@@ -58,8 +58,19 @@ def _handler(name: str, files: dict[str, bytes], log: list[str]) -> type[BaseHTT
     return Handler
 
 
-def _entry(file: str, body: bytes) -> dict[str, Any]:
-    return {"type": "file", "path": file, "oid": _oid(body), "size": len(body)}
+def _children(files: dict[str, bytes], folder: str) -> list[dict[str, Any]]:
+    """List the direct content of a folder of the repository."""
+    prefix = f"{folder}/" if folder else ""
+    inside = {file.removeprefix(prefix): body for file, body in files.items() if file.startswith(prefix)}
+    folders = dict.fromkeys(file.split("/")[0] for file in inside if "/" in file)
+    return [
+        *({"type": "directory", "path": prefix + one, "oid": "0" * 40, "size": 0} for one in folders),
+        *(
+            {"type": "file", "path": prefix + one, "oid": _oid(body), "size": len(body)}
+            for one, body in inside.items()
+            if "/" not in one
+        ),
+    ]
 
 
 def _oid(body: bytes) -> str:

@@ -1,5 +1,5 @@
 """Texts from wherever they come, cleaned and split into training and held-out ones; the only file that depends
-on the source. A data set of the hub is a folder of tables, downloaded at exactly the commit that is asked for."""
+on the source."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.files import FORMATS, SPLITS, TEXT_COLUMNS, clean, held_out, read_splits
+from pipeline.data.files import TEXT_COLUMNS, clean, held_out, read_splits
+from pipeline.data.hub_data import hub_splits
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
-from pipeline.faults import in_words
-from pipeline.run.hub import absent, cause_of_absence
 
 HELDOUT_TEXTS = 16
 """Built-in reviews held out per prompt wanted: most of their openings are training prompts as well and cannot be
@@ -39,42 +38,9 @@ def load_corpus(cfg: DataConfig) -> Corpus:
     """Read the texts of a configuration. Raises `UserError` for what is absent, unreadable or too little."""
     if cfg.source == "builtin":
         return _builtin(cfg)
-    path, key = (Path(cfg.local.path or ""), "local.path") if cfg.source == "local" else (_snapshot(cfg), "hub.name")
-    return _split(read_splits(path, f"data.{key}", TEXT_COLUMNS), cfg)
-
-
-def check_reachable(cfg: DataConfig) -> None:
-    """Refuse a hub data set that is neither in the cache nor to be had, by one short question. Raises `UserError`."""
-    if cfg.source == "hub":
-        try:
-            _download(cfg, local_files_only=True)
-        except Exception:  # the hub's client raises a dozen unrelated classes for "not available"
-            if cause := cause_of_absence("dataset", cfg.hub.name or "", cfg.hub.revision):
-                raise _absent(cfg, cause) from None
-
-
-def _snapshot(cfg: DataConfig) -> Path:
-    """The folder of a hub data set in the cache, downloaded where it is absent."""
-    check_reachable(cfg)
-    try:
-        return _download(cfg)
-    except Exception as error:
-        raise _absent(cfg, in_words(error)) from None
-
-
-def _download(cfg: DataConfig, **how: Any) -> Path:
-    from huggingface_hub import snapshot_download
-
-    tables = [f"{folder}{split}*.{suffix}" for folder in ("", "*/") for split in SPLITS for suffix in FORMATS]
-    name, revision = cfg.hub.name or "", cfg.hub.revision
-    return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=tables, **how))
-
-
-def _absent(cfg: DataConfig, cause: str) -> UserError:
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    instead = "use data.source=local and data.local.path=<folder with train*.parquet and test*.parquet>"
-    return UserError(absent("data.hub.name", cfg.hub.name or "", cfg.hub.revision, cause, HF_HUB_CACHE, instead))
+    if cfg.source == "local":
+        return _split(read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS), cfg)
+    return _split(hub_splits(cfg), cfg)
 
 
 def _builtin(cfg: DataConfig) -> Corpus:

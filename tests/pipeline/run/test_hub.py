@@ -19,6 +19,18 @@ from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
 from pipeline.trial import plan_trial, run_trial
 
+CARD = """---
+dataset_info:
+  config_name: plain_text
+  features:
+  - {name: text, dtype: string}
+  - {name: label, dtype: {class_label: {names: {'0': neg, '1': pos}}}}
+configs:
+- config_name: plain_text
+  default: true
+  data_files: [{split: train, path: plain_text/train-*}, {split: test, path: plain_text/test-*}]
+---
+"""
 PROGRAM = """
 import sys
 from pipeline.data.settings import DataConfig
@@ -46,7 +58,7 @@ def ask(revision: str, home: Path, program: str = PROGRAM, **env: str) -> str:
 def test_a_hub_data_set_is_read_at_its_commit_online_and_from_the_cache_alone(tmp_path: Path) -> None:
     folder = tmp_path / "repository" / "plain_text"
     folder.mkdir(parents=True)
-    (folder / "unsupervised-00000-of-00001.parquet").write_bytes(b"not wanted")
+    (folder.parent / "README.md").write_text(CARD)
     # Sorted by label, as IMDb is; one text is in both splits.
     train = pd.DataFrame({"text": [f"Training text {i} here." for i in range(20)], "label": [0] * 10 + [1] * 10})
     test = pd.DataFrame({"text": ["Training text 3 here.", "Held out."], "label": [0, 1]})
