@@ -17,15 +17,11 @@ class MemoryFull(Exception):
     """Not even a single row fits into memory, in this process or in another one of the trial."""
 
 
-def no_warning(message: str) -> None:
-    """Ignore a warning."""
-
-
 class Room:
     """A number of rows that shrinks as often as it must. Not part of a checkpoint: a resumed trial may have more
     memory."""
 
-    def __init__(self, key: str, rows: int, warn: Callable[[str], None] = no_warning) -> None:
+    def __init__(self, key: str, rows: int, warn: Callable[[str], None] = lambda message: None) -> None:
         """`key` is the configuration key that sets the number, for the message."""
         self.key, self.rows, self._warn = key, rows, warn
 

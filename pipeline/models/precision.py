@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from pipeline.errors import UserError
-from pipeline.models import cpu
 from pipeline.resources.machine import PRECISION as CHOICE
 from pipeline.resources.machine import processor
 
@@ -78,8 +77,6 @@ class GradientSteps:
 
     def __init__(self, optimiser: torch.optim.Optimizer, precision: Precision) -> None:
         self.optimiser = optimiser
-        if precision.device.type == "cpu":
-            cpu.ask_no_card(optimiser)
         self.scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.name == "fp16")
 
     def clear(self) -> None:

@@ -1,7 +1,4 @@
-"""The machine that a process runs on: its processor, visible GPUs, memory marks, and the cap of an allocator.
-
-A process that computes on the CPU must not touch a card: the context alone would take some 300 MiB of it.
-"""
+"""The machine that a process runs on: its processor, visible GPUs, memory marks, and the cap of an allocator."""
 
 from __future__ import annotations
 

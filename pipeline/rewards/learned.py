@@ -15,7 +15,7 @@ from pipeline.models import cpu
 from pipeline.models.chunking import ranking_rows
 from pipeline.models.fp32_heads import scalar
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot, save_head
-from pipeline.models.out_of_memory import Room, no_warning
+from pipeline.models.out_of_memory import Room
 from pipeline.models.packing import states
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
@@ -128,7 +128,7 @@ def train_reward_model(
     cfg: RewardConfig,
     progress: Callable[[int, int, float], None],
     checkpointing: bool = False,
-    warn: Callable[[str], None] = no_warning,
+    warn: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Fit on rankings, of which pairs are the shortest: the model's loss, mean over all comparisons of a ranking.
 

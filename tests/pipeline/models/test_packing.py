@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
-from pipeline.models import cpu, packing
+from pipeline.models import cpu
 from pipeline.models.packing import ARCHITECTURES, packs
 from pipeline.models.policy import Episodes, response_hidden
 
@@ -73,9 +72,3 @@ def test_an_unknown_architecture_and_a_window_that_is_too_narrow_are_padded() ->
     narrow = network("mistral", sliding_window=8)
     assert packs(narrow, 8)
     assert not packs(narrow, 9)
-
-
-def test_documentation_runs() -> None:
-    result = doctest.testmod(packing)
-    assert result.attempted >= 1
-    assert result.failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ import torch
 from tinynets import network
 from torch import Tensor
 
-from pipeline.models import policy
-from pipeline.models import sampling as generation
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import prepared
 from pipeline.models.out_of_memory import Room
@@ -164,13 +161,6 @@ def test_the_ends_of_the_noise_are_inside_the_vocabulary(vocab: int) -> None:
     ends = torch.tensor([[0.0], [1 - 2**-53]], dtype=torch.float64).expand(2, 64)
     assert inverse_cdf(logits, ends[0]).tolist() == [5] * 64
     assert inverse_cdf(logits, ends[1]).tolist() == [vocab - 301] * 64
-
-
-def test_documentation_runs() -> None:
-    for module, least in ((generation, 1), (policy, 4)):
-        result = doctest.testmod(module)
-        assert result.attempted >= least
-        assert result.failed == 0
 
 
 def test_eos_in_the_prompt_ends_no_response() -> None:
