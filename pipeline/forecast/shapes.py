@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
+from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.model import ModelConfig
@@ -86,7 +86,7 @@ def measured(config_json: str) -> Shape | None:
     """The shape of the causal language model that a ``config.json`` describes; None for any other content."""
     try:
         config = AutoConfig.for_model(**json.loads(config_json))
-        with torch.device("meta"):
+        with init_empty_weights(include_buffers=True):
             network = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         maps = linear_maps(network)
         return Shape(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 BUCKET = 16
 """Episodes that go through a network together where no gradient is needed: so few that they stay in a core's cache."""
@@ -18,6 +19,14 @@ SHORT = 128
 def bucket(device: torch.device, rows: int) -> int:
     """Return how many of these rows go through a network together where no gradient is needed: on a card, all."""
     return min(rows, BUCKET) if device.type == "cpu" else rows
+
+
+def ask_no_card(optimiser: Optimizer) -> None:
+    """Keep an optimiser of weights on the CPU from asking a card whether it captures a graph: that alone would open a
+    CUDA context."""
+    for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):  # torch 2.13, and 2.11
+        if hasattr(optimiser, name):
+            setattr(optimiser, name, lambda: None)
 
 
 def is_short(query: Tensor, key: Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from pipeline.errors import UserError
+from pipeline.models import cpu
 from pipeline.resources.machine import PRECISION as CHOICE
 from pipeline.resources.machine import processor
 
@@ -77,6 +78,8 @@ class GradientSteps:
 
     def __init__(self, optimiser: torch.optim.Optimizer, precision: Precision) -> None:
         self.optimiser = optimiser
+        if precision.device.type == "cpu":
+            cpu.ask_no_card(optimiser)
         self.scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.name == "fp16")
 
     def clear(self) -> None:

@@ -1,4 +1,7 @@
-"""The machine that a process runs on: its processor, visible GPUs, memory marks, and the cap of an allocator."""
+"""The machine that a process runs on: its processor, visible GPUs, memory marks, and the cap of an allocator.
+
+A process that computes on the CPU must not touch a card: the context alone would take some 300 MiB of it.
+"""
 
 from __future__ import annotations
 

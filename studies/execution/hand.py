@@ -40,6 +40,8 @@ LOOK_SECONDS = 0.3
 """Seconds between two looks for a task while other hands have all that is ready."""
 GRACE_SECONDS = 5.0
 """Seconds that a child may take to end after its signal."""
+STARTS = 3
+"""Times that a child is tried to be started: the server that forks it can be killed."""
 Say = Callable[[str, str], None]
 """Takes a line for the user, and its style."""
 
@@ -174,8 +176,14 @@ class Hand(Hands):
                 lock.release()
                 return False
             gpus = self._gpus.take(runtime.processes)
-        process: BaseProcess = self._context.Process(target=work, args=(task, ",".join(gpus)), name=task.label)
-        process.start()
+        for left in reversed(range(STARTS)):
+            process: BaseProcess = self._context.Process(target=work, args=(task, ",".join(gpus)), name=task.label)
+            try:
+                process.start()
+                break
+            except (EOFError, ConnectionError):
+                if not left:
+                    raise
         self._children.append(_Child(process, task, lock, gpus, time.monotonic() + _longest(task)))
         return True
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import smoke
+from helpers import Recorder, smoke
 
 from pipeline.config.loading import load_config
 from pipeline.models.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
@@ -17,6 +17,7 @@ from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, peak_gib
 from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
+from pipeline.trial import prepare, run_trial
 from studies.definition.schema import single
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hand
@@ -93,6 +94,19 @@ def test_the_high_water_mark_remembers_what_is_gone_and_starts_afresh_for_the_ne
     assert peak_gib() == pytest.approx(before + 0.25, abs=0.03)
     fresh_marks()
     assert peak_gib() == pytest.approx(before, abs=0.03)
+
+
+def test_a_whole_trial_on_the_cpu_opens_no_context_of_a_card(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*args: object, **kwargs: object) -> None:
+        raise AssertionError("this would open a CUDA context")
+
+    monkeypatch.setattr(torch.cuda, "_lazy_init", touched)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "current_stream", touched)  # what optimisers ask for, where there is a card
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    prepare(smoke())
+    assert run_trial(smoke(sft__steps=4, train__steps=8, evaluate__prompts=16), layout, Recorder()).status == "complete"
 
 
 @pytest.mark.parametrize("own", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", None])
