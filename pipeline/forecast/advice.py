@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,8 @@ from pipeline.config.runtime import CapsConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.shapes import on_card, subject_of
+from pipeline.forecast.shapes import ForecastSubject, on_card, shape_of
 from pipeline.forecast.work import other_hours, training_hours
-from pipeline.resources.machine import GIB
 
 Changes = Mapping[str, Any]
 CHANGES: tuple[Changes, ...] = (
@@ -49,17 +48,14 @@ class Forecast:
     """True where the T4-hours are compared with `caps.wall_clock_h`: not where another GPU is used."""
 
     @property
-    def stage(self) -> str:
-        """The stage that needs most memory."""
-        return max(self.stages, key=self.stage_gib)
-
-    def stage_gib(self, stage: str) -> float:
-        return sum(self.stages[stage].values())
+    def peaks(self) -> dict[str, float]:
+        """Memory of each stage [GiB]."""
+        return {stage: sum(parts.values()) for stage, parts in self.stages.items()}
 
     @property
     def total_gib(self) -> float:
         """Memory of the stage that needs most."""
-        return self.stage_gib(self.stage)
+        return max(self.peaks.values())
 
     @property
     def t4_hours(self) -> float:
@@ -76,20 +72,18 @@ class Forecast:
 
 def predict(config: TrialConfig) -> Forecast | None:
     """Memory and time of a trial; None where the sizes of the base are not available."""
-    trial = subject_of(config)
-    if trial is None:
+    shape = shape_of(config)
+    if shape is None:
         return None
+    trial = ForecastSubject(config, shape, on_card(config))
     return Forecast(
         parameters=trial.shape.parameters,
         trained=trial.policy.parameters,
-        stages={
-            stage: {name: size / GIB for name, size in parts.items() if size}
-            for stage, parts in memory_by_stage(trial).items()
-        },
+        stages=memory_by_stage(trial),
         hours=training_hours(trial) if config.algorithm.learns else {},
         other_hours=other_hours(trial),
         caps=config.caps,
-        timed=not (on_card(config) and torch.cuda.is_available() and "T4" not in torch.cuda.get_device_name().split()),
+        timed=not (trial.on_card and torch.cuda.is_available() and "T4" not in torch.cuda.get_device_name().split()),
     )
 
 
@@ -103,7 +97,7 @@ def check_budget(config: TrialConfig, label: str) -> None:
     found = predict(config)
     if found is None or found.fits:
         return
-    over, stage = [], found.stage
+    over, stage = [], max(found.stages, key=found.peaks.__getitem__)
     if found.total_gib > found.caps.memory_gib:
         largest = sorted(found.stages[stage].items(), key=lambda part: -part[1])[:4]
         over.append(
@@ -138,15 +132,13 @@ def fitting_changes(config: TrialConfig) -> list[tuple[Changes, Forecast]]:
         # Down to 8: with fewer rows a card waits for its weights.
         [{"runtime.micro_batch_size": rows} for rows in (64, 32, 16, 8) if rows < config.runtime.micro_batch_size],
     ]
-    return [found for ladder in ladders if (found := _first(config, ladder))]
-
-
-def _first(config: TrialConfig, ladder: Iterable[Changes]) -> tuple[Changes, Forecast] | None:
-    """The first changes with which the trial fits."""
-    for changes in ladder:
-        if (so := changed(config, changes)) and (found := predict(so)) and found.fits:
-            return changes, found
-    return None
+    fitting = []
+    for ladder in ladders:
+        for changes in ladder:
+            if (so := changed(config, changes)) and (found := predict(so)) and found.fits:
+                fitting.append((changes, found))
+                break
+    return fitting
 
 
 def changed(config: TrialConfig, changes: Changes) -> TrialConfig | None:

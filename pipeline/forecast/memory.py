@@ -6,10 +6,8 @@ on a CPU, networks of 10 M to 56 M parameters agree with measured peaks within 1
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from pipeline.errors import UserError
 from pipeline.forecast.shapes import ForecastSubject, Shape
 from pipeline.models import cpu
 from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
@@ -25,13 +23,11 @@ KEPT_BYTES = {False: 4.7, True: 2.936}
 """Bytes per input and output of the linear maps that a position keeps for its backward, in fp32 and on a card in half
 precision, as counted on networks of the architectures Qwen2 and Llama of 30 k to 1.1 G parameters within 10 %."""
 COPIES = "half-precision copies"
-
 Parts = dict[str, float]
-"""Bytes by component."""
 
 
 def memory_by_stage(trial: ForecastSubject) -> dict[str, Parts]:
-    """Bytes at the peak of each stage: those of its largest phase."""
+    """Memory at the peak of each stage, that of its largest phase [GiB], by component."""
     cfg, own = trial.config, 4.0 * trial.shape.parameters
     asked = {"reference": own, "reward": 4.0 * trial.reward_parameters}
     untrained = [_sampling(trial), _measuring(trial, *_at_once(trial))]
@@ -46,7 +42,8 @@ def memory_by_stage(trial: ForecastSubject) -> dict[str, Parts]:
     }
     libraries = 0.0 if trial.on_card else INTERPRETER_GIB * GIB
     most = {stage: max(of_stage, key=lambda parts: sum(parts.values())) for stage, of_stage in phases.items()}
-    return {stage: {"interpreter and libraries": libraries, **parts} for stage, parts in most.items()}
+    found = {stage: {"interpreter and libraries": libraries, **parts} for stage, parts in most.items()}
+    return {stage: {name: size / GIB for name, size in parts.items() if size} for stage, parts in found.items()}
 
 
 def _texts(trial: ForecastSubject) -> Parts:
@@ -87,7 +84,7 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
     shape, cfg, own = trial.shape, trial.config, 4.0 * trial.shape.parameters
     policy, critic, natural = trial.policy.parameters, trial.critic.parameters, cfg.algorithm.trust_region == "trpo"
     lora = cfg.adapter.kind == "lora"
-    held = _held(shape, cfg.critic.held) - own + 4.0 * shape.trunk if cfg.critic.has_adapter else 0.0
+    held = (_held(shape, cfg.critic.held) - own + 4.0 * shape.trunk) * cfg.critic.has_adapter
     lasting = {
         "policy": _held(shape, cfg.adapter.quantize) + 4.0 * policy * lora,
         "gradients": 4.0 * (policy + critic),
@@ -109,12 +106,11 @@ def _gradient_step(trial: ForecastSubject) -> Parts:
     """Memory that a gradient step allocates and frees again."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
-    trunks = 2 if cfg.critic.kind == "separate" else 1
     entries = chunk_tokens(shape.vocab, trial.on_card) * shape.vocab
+    kept = _kept(trial, shape) * (1 + (cfg.critic.kind == "separate"))
     return {
-        "activations": rows * (trial.longest_prompt + trial.learned_response - 1) * _kept(trial, shape) * trunks,
-        # fp32 logits, their log-softmax and softmax; on a card the gradient in half precision, too; and that of the
-        # head's weight.
+        "activations": rows * (trial.longest_prompt + trial.learned_response - 1) * kept,
+        # fp32 logits, log-softmax and softmax; on a card their half-precision gradient, too; the gradient of the head.
         "logits": entries * (14.0 if trial.on_card else 12.0) + 4.0 * shape.head_map * trial.policy.head,
         COPIES: _copies(trial),
     }
@@ -148,7 +144,7 @@ def _measuring(trial: ForecastSubject, rows: int, length: float) -> Parts:
     """Measuring log-probs: one block's activations, and a chunk of logits."""
     shape, half = trial.shape, trial.on_card
     together, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
-    return {"activations": together * length * _all_kept(trial, shape) / shape.layers, "logits": entries * 20.0}
+    return {"activations": together * length * KEPT_BYTES[half] * shape.ports / shape.layers, "logits": entries * 20.0}
 
 
 def _held(shape: Shape, how: str) -> float:
@@ -156,47 +152,7 @@ def _held(shape: Shape, how: str) -> float:
     return 4.0 * shape.parameters - shape.maps * (4.0 - FROZEN_BYTES[how])
 
 
-def _all_kept(trial: ForecastSubject, shape: Shape) -> float:
-    return KEPT_BYTES[trial.on_card] * shape.ports
-
-
 def _kept(trial: ForecastSubject, shape: Shape) -> float:
     """Bytes per position that a forward keeps for its backward where every weight is trained."""
-    kept, recomputed = _all_kept(trial, shape), trial.config.runtime.gradient_checkpointing
+    kept, recomputed = KEPT_BYTES[trial.on_card] * shape.ports, trial.config.runtime.gradient_checkpointing
     return 4.0 * shape.hidden * shape.layers + kept / shape.layers if recomputed else kept
-
-
-# --- the four networks of RLHF, by the assumptions of common tables ---
-
-NETWORKS = ("policy", "reference", "critic", "reward")
-ADAM, HALF = 16.0, 2.0
-"""Bytes of a trained weight: 2 in half precision, 2 of its gradient, 4 of its fp32 master, 8 of Adam's moments
-(Rajbhandari 2020, arXiv 1910.02054, section 3.1). fp32 throughout takes as much: 4, 4 and 8."""
-ADAPTER_SHARE = 0.01
-"""Parameters of an adapter, as a share of its network's."""
-HALF_LORA, EIGHT_LORA, FOUR_LORA = (
-    held + ADAPTER_SHARE * ADAM for held in (HALF, FROZEN_BYTES["8bit"], FROZEN_BYTES["4bit"])
-)
-BYTES: dict[str, tuple[float, float, float, float]] = {
-    "4 bytes a trained parameter, 2 a frozen one": (4.0, HALF, 4.0, HALF),
-    "Adam with fp32 masters, the others in half precision": (ADAM, HALF, ADAM, HALF),
-    "Adam, fp32 throughout (this pipeline)": (ADAM, 4.0, ADAM, 4.0),
-    "the second row without a critic (RLOO, GRPO)": (ADAM, HALF, 0.0, HALF),
-    "LoRA on policy and critic, in half precision": (HALF_LORA, 0.0, HALF_LORA, HALF),
-    "LoRA on a policy in 4 bits and a critic in 8": (FOUR_LORA, 0.0, EIGHT_LORA, HALF),
-    "the same without a critic": (FOUR_LORA, 0.0, 0.0, HALF),
-}
-"""Bytes of each parameter of `NETWORKS`: weights, gradients and the optimiser's state alone. With an adapter the
-reference is the policy without it."""
-
-
-def parameters_of(size: str) -> float:
-    """The number of parameters of a size. Raises `UserError` for any other text.
-
-    >>> parameters_of("0.5b")
-    500000000.0
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([MB])", size, re.IGNORECASE)
-    if found is None or not float(found[1]):
-        raise UserError(f"--memory '{size}' is no size such as 7B or 350M")
-    return float(found[1]) * {"M": 1e6, "B": 1e9}[found[2].upper()]

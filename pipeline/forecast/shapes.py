@@ -1,6 +1,5 @@
 """The networks of a trial in numbers: sizes counted from their configurations on tensors that have no memory, and how
-much of each network is trained.
-"""
+much of each network is trained."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -60,25 +58,20 @@ def shape_of(config: TrialConfig) -> Shape | None:
     model = config.model
     if model.base is None:
         return scratch_shape(model, config.data.vocab_size)
-    found = _configuration(model.base, model.revision)
-    return found and measured(found.to_json_string())
+    folder = next((str(path) for path in (PUBLISHED / model.base, Path(model.base)) if path.is_dir()), None)
+    try:
+        # One quiet call; the hub's client would retry six times.
+        if folder or not cause_of_absence("model", model.base, model.revision):
+            found = AutoConfig.from_pretrained(folder or model.base, revision=model.revision, trust_remote_code=False)
+            return measured(found.to_json_string())
+    except Exception:  # each library has its own class for an unknown setting; loading reports it
+        return None
+    return None
 
 
 def scratch_shape(sizes: ModelConfig, vocabulary: int) -> Shape | None:
     """The shape of a scratch model with so many embeddings."""
     return measured(scratch_config(sizes, vocabulary, 0, 1, 1024).to_json_string())
-
-
-def _configuration(model: str, revision: str | None) -> Any:
-    """The configuration of a folder, a model in `PUBLISHED` or one of the hub; None where there is none."""
-    folder = next((str(path) for path in (PUBLISHED / model, Path(model)) if path.is_dir()), None)
-    try:
-        # One quiet call; the hub's client would retry six times.
-        if folder or not cause_of_absence("model", model, revision):
-            return AutoConfig.from_pretrained(folder or model, revision=revision, trust_remote_code=False)
-    except Exception:  # each library has its own class for an unknown setting; loading reports it
-        return None
-    return None
 
 
 @lru_cache(maxsize=64)
@@ -109,8 +102,7 @@ class Trained:
     """Trained part of a network, as counts of weights.
 
     `parameters`: with gradients and optimiser state; `maps`: trained weights of linear maps; `forward`: weights of all
-    linear maps, an adapter's included, through which a gradient passes too; `head`: whether the language-modelling head
-    is trained.
+    linear maps, an adapter's included, through which a gradient passes too; `head`: true where it is trained.
     """
 
     parameters: int
@@ -130,25 +122,19 @@ class ForecastSubject:
     @cached_property
     def policy(self) -> Trained:
         """Trained part of the policy."""
-        shape = self.shape
         if not self.config.algorithm.learns:
-            return Trained(0, 0, shape.maps)
-        if self.config.adapter.kind == "lora":
-            return self._adapter
-        return Trained(shape.parameters, shape.maps, shape.maps, head=True)
+            return Trained(0, 0, self.shape.maps)
+        return self._trained(self.config.adapter.kind == "lora", self.shape.parameters, head=True)
 
     @cached_property
     def critic(self) -> Trained:
         """Trained part of a separate critic's trunk; nothing for a shared critic or none."""
-        if self.config.critic.kind != "separate":
-            return Trained(0, 0, 0)
-        whole = Trained(self.shape.trunk, self.shape.maps, self.shape.maps)
-        return self._adapter if self.config.critic.has_adapter else whole
+        critic = self.config.critic
+        return self._trained(critic.has_adapter, self.shape.trunk) if critic.kind == "separate" else Trained(0, 0, 0)
 
-    @property
-    def _adapter(self) -> Trained:
-        added = self.config.adapter.rank * self.shape.ports
-        return Trained(added, added, self.shape.maps + added)
+    def _trained(self, lora: bool, parameters: int, head: bool = False) -> Trained:
+        maps, added = self.shape.maps, self.config.adapter.rank * self.shape.ports
+        return Trained(added, added, maps + added) if lora else Trained(parameters, maps, maps, head)
 
     @cached_property
     def reward_shape(self) -> Shape:
@@ -187,12 +173,6 @@ class ForecastSubject:
         cfg = self.config
         of_the_user = cfg.train.data == "pairs" and not is_judged(cfg.reward.preferences)
         return max(cfg.reward.learned.max_tokens - self.mean_prompt, 1.0) if of_the_user else cfg.train.response_length
-
-
-def subject_of(config: TrialConfig) -> ForecastSubject | None:
-    """The trial of a configuration; None where the sizes of the base are not available."""
-    shape = shape_of(config)
-    return None if shape is None else ForecastSubject(config, shape, on_card(config))
 
 
 def on_card(config: TrialConfig) -> bool:

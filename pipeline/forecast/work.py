@@ -14,29 +14,22 @@ from numpy.typing import NDArray
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import value_at
 from pipeline.config.train import has_replay, only_watched
-from pipeline.config.trial import TrialConfig
 from pipeline.forecast.shapes import ForecastSubject, Shape, Trained
 from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import roofline as t4
 from pipeline.rewards.learned_settings import JUDGE, is_judged
 
-DISK_BYTES = 200e6
-"""Bytes per second of copying a checkpoint from the card, hashing and writing it; assumed of a cloud machine's disk."""
 Work = NDArray[np.float64]
-"""Arithmetic and memory traffic: (FLOPs, bytes)."""
 
 
 def work(flops: float, bytes_: float) -> Work:
-    """Return a vector of both."""
+    """Arithmetic and memory traffic as a vector: (FLOPs, bytes)."""
     return np.array([flops, bytes_], dtype=np.float64)
 
 
 def hours(phase: str, spent: Work) -> float:
     """Hours on a T4."""
     return t4.t4_seconds(phase, *map(float, spent)) / 3600
-
-
-# --- the parts that everything is made of ---
 
 
 def trunk(
@@ -64,10 +57,7 @@ def head(shape: Shape, tokens: float, calls: float | None = None, *, trained: bo
 
 def sampling(trial: ForecastSubject, rows: int, maps: float, *, half: bool = False, each: int = 1) -> Work:
     """`rows` responses of full length by a network of `maps` weights in linear maps, of which `half` precision copies
-    are kept.
-
-    A prompt is read once for its `each` responses. The static sampler counts as the eager one.
-    """
+    are kept. A prompt is read once for its `each` responses. The static sampler counts as the eager one."""
     shape, prompt, response = trial.shape, trial.mean_prompt, trial.config.train.response_length
     steps, prompts = _batches(trial, rows) * response, rows // each
     keys = response * (prompt + response / 2)
@@ -100,9 +90,6 @@ def _batches(trial: ForecastSubject, rows: int) -> int:
     return -(-rows // trial.config.runtime.rollout_batch_size)
 
 
-# --- training ---
-
-
 def update_work(trial: ForecastSubject) -> dict[str, Work]:
     """One update, by phase; rollouts only where they teach or steer the policy."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
@@ -133,41 +120,35 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
 
 def rollout_work(trial: ForecastSubject) -> dict[str, Work]:
     """Sampling one rollout, and scoring and measuring it."""
-    cfg, rows, each = trial.config, trial.config.train.batch_size, trial.config.train.responses_per_prompt
+    cfg, rows, response = trial.config, trial.config.train.batch_size, trial.config.train.response_length
+    each = cfg.train.responses_per_prompt
     # The KL to the policy that a later round began with is one more network, and goes through two heads.
     started, separate = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate"
-    score = measured(trial, rows, trial.episode, cfg.train.response_length, 2 + separate + started, 2 + 2 * started)
-    drawn, measuring = _rollouts(cfg)
+    score = measured(trial, rows, trial.episode, response, 2 + separate + started, 2 + 2 * started)
     sample = sampling(trial, rows, trial.policy.forward, half=cfg.adapter.kind == "none", each=each)
-    return {"generate": sample * drawn, "score": (score + scored(trial, rows)) * measuring}
-
-
-def _rollouts(cfg: TrialConfig) -> tuple[float, float]:
-    """Tokens that an update samples, and episodes that it scores, as multiples of a rollout's: with the greedy response
-    to each prompt, and with replayed states."""
-    once = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / cfg.train.responses_per_prompt
-    states = -(-cfg.train.response_length // cfg.replay.every)
-    each = cfg.replay.share * cfg.replay.continuations * has_replay(cfg)
-    return once + each * (states + 1) / 2, once + each * states
+    # As multiples of a rollout's: with the greedy response to each prompt, and continuations of replayed states.
+    once, states = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / each, -(-response // cfg.replay.every)
+    replayed = cfg.replay.share * cfg.replay.continuations * has_replay(cfg)
+    scores = (score + scored(trial, rows)) * (once + replayed * states)
+    return {"generate": sample * (once + replayed * (states + 1) / 2), "score": scores}
 
 
 def training_hours(trial: ForecastSubject) -> dict[str, float]:
     """Hours by phase."""
     cfg, updates, learned = trial.config, trial.config.train.updates, trial.config.reward.learned
     spent = {phase: updates * hours(phase, each) for phase, each in update_work(trial).items()}
-    if only_watched(cfg):  # no cost of the algorithm, but of the wall clock
-        spent["watch"] = updates * sum(hours(phase, each) for phase, each in rollout_work(trial).items())
+    # No cost of the algorithm, but of the wall clock.
+    spent["watch"] = updates * sum(hours(*each) for each in rollout_work(trial).items()) * only_watched(cfg)
     if cfg.rounds > 1:  # each later reward is trained on its own pairs, or on those of all rounds so far
         kept = (cfg.rounds + 2) / 2 if learned.keep_pairs == "all" else 1
         spent["reward"] = (cfg.rounds - 1) * reward_hours(trial, kept)
-    # Trained weights and Adam's two moments, in fp32.
-    each = 12.0 * (trial.policy.parameters + trial.critic.parameters) / DISK_BYTES / 3600
-    wanted, share = updates // cfg.runtime.checkpoint_updates * each, cfg.runtime.checkpoint_share
-    spent["checkpoint"] = wanted if share is None else min(wanted, share * sum(spent.values()))
+    # Trained weights and Adam's two moments in fp32, hashed and written at 200 MB/s, assumed of a cloud machine's disk.
+    each, share = (
+        12.0 * (trial.policy.parameters + trial.critic.parameters) / 200e6 / 3600,
+        cfg.runtime.checkpoint_share,
+    )
+    spent["checkpoint"] = min(updates // cfg.runtime.checkpoint_updates * each, (share or 1.0) * sum(spent.values()))
     return {phase: one for phase, one in spent.items() if one}
-
-
-# --- the other stages ---
 
 
 def other_hours(trial: ForecastSubject) -> dict[str, float]:
@@ -196,10 +177,10 @@ def other_hours(trial: ForecastSubject) -> dict[str, float]:
 def reward_hours(trial: ForecastSubject, kept: float = 1.0) -> float:
     """Hours of a round's rewards: sampling and scoring what they learn from and are calibrated on, sampling the
     opponents of every prompt, and training on `kept` times the pairs of a round."""
-    shape, reward, data, learned = (
+    shape, data, reward, learned = (
         trial.reward_shape,
-        trial.config.reward,
         trial.config.data,
+        trial.config.reward,
         trial.config.reward.learned,
     )
     rankings = learned.rankings // trial.config.rounds

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +19,7 @@ from pipeline.config.effects import inert, value_at
 from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
-from pipeline.resources.machine import gpu_visible
+from pipeline.resources.machine import GIB, gpu_visible
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.lost import own_stages
@@ -34,6 +37,8 @@ Runs = list[tuple[str, Cell]]
 """Stages that will run, each with a trial that has it."""
 MACHINE = ("platform", "device")
 """Keys of a trial's environment on which its speed depends."""
+FOUR_MODELS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("four_models.yaml").read_text("utf-8"))
+"""Bytes of each parameter of the four networks of RLHF, by the assumptions of common tables."""
 
 
 def print_plan(
@@ -260,16 +265,15 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     fits = "fits" if budget.fits else "does not fit"
     own = own_others(config)
     where = "on a card" if on_card(config) else "resident on a CPU"
-    peaks = ", ".join(f"{stage} {budget.stage_gib(stage):.2f}" for stage in budget.stages)
-    parts = budget.stages[budget.stage]
-    largest = ", ".join(f"{name} {size:.2f}" for name, size in parts.items() if size >= 0.005)
+    peaks, most = budget.peaks, max(budget.stages, key=budget.peaks.__getitem__)
+    largest = ", ".join(f"{name} {size:.2f}" for name, size in budget.stages[most].items() if size >= 0.005)
     yield (
         f"{fits}: {hours(budget.t4_hours)} of {budget.caps.wall_clock_h:g} h on a T4,"
         f" {budget.total_gib:.2f} of {budget.caps.memory_gib:g} GiB {where}, {_millions(budget.trained)} of"
         f" {_millions(budget.parameters)} M parameters trained (predicted)"
     )
-    yield f"  GiB at the peak of each stage: {peaks}"
-    yield f"  GiB in stage {budget.stage}: {largest}"
+    yield f"  GiB at the peak of each stage: {', '.join(f'{stage} {size:.2f}' for stage, size in peaks.items())}"
+    yield f"  GiB in stage {most}: {largest}"
     each = budget.hours | {stage: budget.other_hours[stage] for stage in own}
     once = {stage: spent for stage, spent in budget.other_hours.items() if stage not in own}
     yield f"  T4: {times(each)}; plus, once for all trials that share them: {times(once)}"
@@ -277,21 +281,30 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
         yield f"  {remedy(config)}"
 
 
+def parameters_of(size: str) -> float:
+    """The number of parameters of a size. Raises `UserError` for any other text.
+
+    >>> parameters_of("0.5b")
+    500000000.0
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([MB])", size, re.IGNORECASE)
+    if found is None or not float(found[1]):
+        raise UserError(f"--memory '{size}' is no size such as 7B or 350M")
+    return float(found[1]) * {"M": 1e6, "B": 1e9}[found[2].upper()]
+
+
 def print_memory(console: Console, model: str) -> None:
     """Print the memory of the four networks, one row for each way to hold them. Raises `UserError`."""
-    from pipeline.forecast.memory import ADAPTER_SHARE, BYTES, NETWORKS, parameters_of
-    from pipeline.resources.machine import GIB
-
     parameters = parameters_of(model)
-    shown = table(f"GiB, {parameters / 1e9:.3g} B parameters each", *NETWORKS, "together")
-    for title, each in BYTES.items():
+    shown = table(f"GiB, {parameters / 1e9:.3g} B parameters each", *FOUR_MODELS["networks"], "together")
+    for title, each in FOUR_MODELS["bytes"].items():
         sizes = (parameters * width / GIB for width in (*each, sum(each)))
         shown.add_row(Text(title), *(f"{size:.3g}" if size else "-" for size in sizes))
     console.print(shown)
     console.print(
         Text(
             "Weights, gradients and the optimiser's state alone: activations, the cache of sampling and logits come on"
-            f" top. Adapters: {100 * ADAPTER_SHARE:g} % of a network's parameters. With one, the reference is the"
+            " top. Adapters: 1 % of a network's parameters. With one, the reference is the"
             " policy without it. What a trial of this pipeline takes in all: ablate plan STUDY."
         ),
         soft_wrap=True,

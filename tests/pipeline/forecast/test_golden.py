@@ -16,9 +16,8 @@ from memory_check import measure
 
 from pipeline.config.loading import PROFILES, load_config
 from pipeline.forecast.advice import Forecast, predict
-from pipeline.forecast.memory import BYTES, parameters_of
 from pipeline.resources.machine import GIB
-from studies.console.plan import total_line
+from studies.console.plan import FOUR_MODELS, parameters_of, total_line
 from studies.definition.design import cells
 from studies.definition.schema import load_study
 
@@ -78,8 +77,9 @@ def test_opponents_and_rounds_add_multiples() -> None:
 
 def test_four_models() -> None:
     """Seven billion parameters are 84 GB by the assumptions of the common table."""
-    assert parameters_of("7B") * sum(next(iter(BYTES.values()))) == 84e9
-    assert [sum(each) for each in BYTES.values()] == pytest.approx([12, 36, 40, 20, 6.32, 3.836, 2.676])
+    together = [sum(each) for each in FOUR_MODELS["bytes"].values()]
+    assert parameters_of("7B") * together[0] == 84e9
+    assert together == pytest.approx([12, 36, 40, 20, 6.32, 3.836, 2.676])
 
 
 def test_the_comment_of_the_profile_t4_256_states_what_is_predicted() -> None:
