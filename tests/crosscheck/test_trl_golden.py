@@ -11,7 +11,7 @@ no tensor here: TRL takes its log-probs at temperature 1, whatever it samples at
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +91,8 @@ def advantages(cfg: TrialConfig) -> Tensor:
     return estimator_of(cfg.algorithm)(replace(judged, v_star=values), cfg.algorithm)[0]
 
 
-@dataclass(frozen=True)
-class Step:
-    """Our side of one mini-batch of b responses."""
-
-    loss: Tensor
-    gradient: Tensor
-    """(b, T) by the new log-probs, with as many columns as TRL's."""
-    clipped: Tensor
-    """0 where no ratio is."""
-
-
-def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
-    """Loss, gradient and clip fraction of some rows whose advantages are `worth` (B, T)."""
+def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, gradient by the new log-probs (b, T) and clip fraction of b rows whose advantages are `worth` (B, T)."""
     mask, new = MASK[rows], NEW[rows][MASK[rows]].requires_grad_()
     batch = rows_of(OLD[rows][mask], mask, REF[rows][mask], worth.double()[rows][mask])
     batch.now = new.detach
@@ -115,7 +104,7 @@ def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> Step:
     sums = {name: total for term in terms for name, total in summed(term.sums(new.detach())).items()}
     bonus = cfg.entropy.coef * batch.weighted(every, ENTROPIES[rows][mask]).sum()
     grid = to_grid(gradient / tokens, mask)
-    return Step(
+    return (
         (sums["policy/pg_loss"] + sums.get("policy/kl_loss", 0.0) - bonus) / tokens,
         torch.nn.functional.pad(grid, (0, WIDTH - grid.shape[1])),
         sums.get("policy/pg_clipfrac", torch.zeros(())) / tokens,
@@ -164,17 +153,18 @@ def test_gradients_losses_and_clip_fractions(case: str) -> None:
     of A*-PO is -A log pi where this has -A d."""
     cfg, worth = settings(*CASES[case]), worth_of(case)
     for number, rows in MINI_BATCHES:
-        ours, loss = step(cfg, rows, worth), float(GOLDEN[f"{case}/loss"][number])
-        torch.testing.assert_close(ours.gradient, gradient_of(case, rows), **EXACT)
-        torch.testing.assert_close(step(cfg, rows, advantages(cfg)).gradient, gradient_of(case, rows), **FP32)
+        ours, gradient, clipped = step(cfg, rows, worth)
+        loss = float(GOLDEN[f"{case}/loss"][number])
+        torch.testing.assert_close(gradient, gradient_of(case, rows), **EXACT)
+        torch.testing.assert_close(step(cfg, rows, advantages(cfg))[1], gradient_of(case, rows), **FP32)
         if case in REGRESSED:
             a, reference = (one.double()[rows] for one in (worth[:, 0], (REF * MASK).sum(1)))
-            of_ratios = float(ours.loss + (a * reference).mean())
+            of_ratios = float(ours + (a * reference).mean())
             assert 2 * cfg.kl.beta * of_ratios + float(a.square().mean()) == pytest.approx(loss, rel=1e-6)
         else:
-            assert float(ours.loss) == pytest.approx(loss, rel=1e-6, abs=1e-7)
-            assert float(ours.clipped) == pytest.approx(float(GOLDEN[f"{case}/clipped"][number]), abs=1e-6)
-            assert 0 < ours.clipped < 1
+            assert float(ours) == pytest.approx(loss, rel=1e-6, abs=1e-7)
+            assert float(clipped) == pytest.approx(float(GOLDEN[f"{case}/clipped"][number]), abs=1e-6)
+            assert 0 < clipped < 1
 
 
 def test_the_penalty_on_overlong_responses() -> None:
@@ -195,15 +185,15 @@ def test_trl_divides_dapo_and_cispo_by_the_mean_mini_batch_and_we_by_the_mini_ba
     advantage is positive; we count all."""
     cfg, everywhere, worth = settings(*CASES[case]), MASK.sum() / len(MINI_BATCHES), worth_of(case)
     for number, rows in MINI_BATCHES:
-        ours, mask = step(cfg, rows, worth), MASK[rows]
+        (ours, gradient, clipped), mask = step(cfg, rows, worth), MASK[rows]
         factor = float(mask.sum() / everywhere.double())
-        torch.testing.assert_close(factor * ours.gradient, gradient_of(case, rows), **EXACT)
-        assert factor * float(ours.loss) == pytest.approx(float(GOLDEN[f"{case}/loss"][number]), rel=1e-6)
+        torch.testing.assert_close(factor * gradient, gradient_of(case, rows), **EXACT)
+        assert factor * float(ours) == pytest.approx(float(GOLDEN[f"{case}/loss"][number]), rel=1e-6)
         assert factor != 1
         if case == "cispo":
             capped, theirs = (NEW - OLD)[rows].exp() > 2.0, float(GOLDEN["cispo/clipped"][number])
             assert theirs == pytest.approx(masked_mean((capped & (worth[rows] > 0)) * 1.0, mask))
-            assert float(ours.clipped) == pytest.approx(masked_mean(capped * 1.0, mask))
+            assert float(clipped) == pytest.approx(masked_mean(capped * 1.0, mask))
 
 
 def test_trl_averages_the_entropy_over_tokens_whatever_the_loss_and_we_weigh_it_as_the_loss_does() -> None:
@@ -213,7 +203,7 @@ def test_trl_averages_the_entropy_over_tokens_whatever_the_loss_and_we_weigh_it_
         mask, entropies = MASK[rows], ENTROPIES[rows]
         theirs_moves = GOLDEN["grpo_entropy/loss"][number] - GOLDEN["grpo/loss"][number]
         assert float(theirs_moves) == pytest.approx(-0.2 * float(masked_mean(entropies, mask)), rel=1e-6)
-        ours_moves = step(ours, rows, worth_of("grpo")).loss - step(bare, rows, worth_of("grpo")).loss
+        ours_moves = step(ours, rows, worth_of("grpo"))[0] - step(bare, rows, worth_of("grpo"))[0]
         each = (entropies * mask).sum(1) / mask.sum(1)
         assert float(ours_moves) == pytest.approx(-0.2 * float(each.mean()), rel=1e-5)
         assert abs(float(ours_moves - theirs_moves)) > 1e-3
