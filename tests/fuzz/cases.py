@@ -1,5 +1,5 @@
-"""The kinds of cases: a command line with bad studies, profiles, settings, names, files of texts, pairs and logs,
-folders of classifiers, and requests to `serve`."""
+"""The kinds of cases: a command line with bad studies, settings, names, files of texts, pairs and logs, and requests to
+`serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +148,6 @@ def study(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def profile(draw: st.DrawFn) -> Case:
-    """`plan` with a profile in the place of the shipped ones."""
-    texts = [path.read_bytes() for path in sorted(loading.PROFILES.glob("*.yaml"))]
-    return planned(**{"profiles/smoke.yaml": draw(st.sampled_from(texts).flatmap(file_of))})
-
-
-@st.composite
 def setting(draw: st.DrawFn) -> Case:
     key = st.sampled_from([*loading.dotted_keys(), "algorithm", "kl", "reward.parts.x.weight"]) | names
     return planned(*draw(st.lists(st.builds("{}={}".format, key, values), min_size=1, max_size=3)))
@@ -194,33 +186,6 @@ preferences = read("pairs", "read-preferences", "PATH")
 preferences |= read("pairs", "plan", "small.yaml", "--set", "reward.preferences=PATH")
 
 
-@cache
-def classifier() -> dict[str, bytes]:
-    """The files of a small sequence classifier."""
-    import tempfile
-
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
-    from pipeline.models.tokenizers import train_tokenizer
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-    with tempfile.TemporaryDirectory() as folder:
-        BertForSequenceClassification(BertConfig(vocab_size=300, **sizes)).save_pretrained(folder)
-        train_tokenizer(["A film, is great."], 300).save_pretrained(folder)
-        return {f"scorer/{path.name}": path.read_bytes() for path in sorted(Path(folder).iterdir())}
-
-
-@st.composite
-def reward(draw: st.DrawFn) -> Case:
-    """Folders of classifiers with a file broken."""
-    broken = draw(st.sampled_from(list(classifier())))
-    files = {**classifier(), broken: draw(file_of(classifier()[broken])), "a.csv": b"prompt,completion\nA film, is.\n"}
-    words = ("score", "a.csv", "--reward", "scorer", "--label", draw(st.just("LABEL_1") | names), "--out", OUT)
-    return Case(words, files, ("a.scored.csv",))
-
-
 @st.composite
 def log(draw: st.DrawFn) -> Case:
     """Logs of other programs."""
@@ -247,6 +212,6 @@ def request(draw: st.DrawFn) -> Case:
 
 
 KINDS: dict[str, st.SearchStrategy[Case]] = {
-    "study": study(), "profile": profile(), "set": setting(), "name": name(), "data": data,
-    "preferences": preferences, "reward": reward(), "log": log(), "request": request(),
+    "study": study(), "set": setting(), "name": name(), "data": data,
+    "preferences": preferences, "log": log(), "request": request(),
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bad studies, profiles, settings, names and files are accepted, or refused in few words, and nothing else happens."""
+"""Bad studies, settings, names and files are accepted, or refused in few words, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from fuzz.cases import KINDS, ODD, OUT, Case
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import ablate
-from pipeline.config import loading
 from pipeline.errors import USER_ERROR, UserError
 
 MOST_LINES, SECONDS = 5, 40
@@ -89,13 +87,11 @@ def fault(case: Case) -> tuple[int, str]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 ODD[content](path) if isinstance(content, str) else path.write_bytes(content)
         there = {path.name for path in folder.iterdir()} | {OUT, *case.writes}
-        profiles = folder / "profiles" if (folder / "profiles").exists() else loading.PROFILES
-        with patch.object(loading, "PROFILES", profiles):
-            signal.alarm(SECONDS)
-            try:
-                done = CliRunner().invoke(ablate.app, list(case.arguments))
-            finally:
-                signal.alarm(0)
+        signal.alarm(SECONDS)
+        try:
+            done = CliRunner().invoke(ablate.app, list(case.arguments))
+        finally:
+            signal.alarm(0)
         more = [f"outside: {path.name}" for path in folder.iterdir() if path.name not in there]
         return done.exit_code, _judged(done) or ", ".join(more)
 
