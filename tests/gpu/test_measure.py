@@ -4,7 +4,6 @@ weights, each beside its forecast."""
 from __future__ import annotations
 
 import gc
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +17,7 @@ import torch
 from gpu.hardware import DEVICE, GIB, measured_trial, peak_gib, write_base
 from torch import Tensor
 
-from pipeline.config.trial import TrialConfig
-from pipeline.forecast.advice import changed, predict
+from pipeline.forecast.advice import predict
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
@@ -122,24 +120,11 @@ def seconds_by_phase(updates: list[Row]) -> list[Row]:
     return rows
 
 
-def fitted(config: TrialConfig, room_gib: float) -> tuple[TrialConfig, list[str]]:
-    """The trial with as many rows at once as the forecast allows in `room_gib`, and what was changed."""
-    notes = []
-    while (found := predict(config)) is not None and found.total_gib > room_gib and config.runtime.micro_batch_size > 1:
-        names = ("micro_batch_size", "rollout_batch_size")
-        rows = {f"runtime.{name}": max(getattr(config.runtime, name) // 2, 1) for name in names}
-        config = changed(config, rows) or config
-        notes = [f"measured with fewer rows at once, since the card has room for {room_gib:.1f} GiB: {rows}"]
-    return config, notes
-
-
 def test_a_trial_of_the_profile_t4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
-    shape = os.environ["GPU_SHAPE"]
+    shape = "qwen0.5b" if DEVICE == "cuda" else "tiny"
     if (free := disk_usage(tmp_path).free / GIB) < DISK_GIB[shape]:
         pytest.skip(f"{free:.0f} GiB are free on the disk of {tmp_path}, {DISK_GIB[shape]:.0f} are needed (set TMPDIR)")
-    config, notes = measured_trial(write_base(tmp_path / "base", shape), DEVICE, shape), list[str]()
-    if DEVICE == "cuda":
-        config, notes = fitted(config, torch.cuda.mem_get_info()[0] / GIB)
+    config = measured_trial(write_base(tmp_path / "base", shape), DEVICE, shape)
     forecast, probe = predict(config), Probe(monkeypatch)
     outcome = run_trial(config, Layout(tmp_path / "out"), probe)
     peaks = {name: peak_gib(outcome, name) for name in forecast.stages}
@@ -149,7 +134,7 @@ def test_a_trial_of_the_profile_t4(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "episodes/s": f"{rate:.3g}, median of {len(walls)} updates of {config.train.batch_size} episodes",
         "precision": execution(config)["precision"],
         "parameters": f"{forecast.parameters / 1e6:.1f} M, {forecast.trained / 1e6:.1f} M trained",
-        "notes": "; ".join([*notes, *probe.notes]),
+        "notes": "; ".join(probe.notes),
         "memory by stage": [beside(stage, forecast.stage_gib(stage), peak) for stage, peak in peaks.items()],
         "memory of training by component": memory_by_component(
             forecast.stages["train"], probe.components, peaks["train"]

@@ -21,8 +21,7 @@ def test_without_a_card_nothing_is_tested(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_the_measurements_run_on_a_cpu_and_land_on_the_page(tmp_path: Path) -> None:
-    chosen = ["--only", "measure", "--device", "cpu", "--shape", "tiny"]
-    assert program.main([*chosen, "--out", str(tmp_path)]) == 3
+    assert program.main(["--only", "measure", "--device", "cpu", "--out", str(tmp_path)]) == 3
     report, page = (json.loads((tmp_path / "rehearsal.json").read_text()), (tmp_path / "rehearsal.md").read_text())
     (item,) = report["sections"]["measure"]["items"]
     assert item["status"] == "passed", item

@@ -27,11 +27,10 @@ from tinytrial import CONTROLS, Killed, Killer, trainer
 from pipeline.models.lm_head import head_backward
 from pipeline.models.loading import prepared
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes, log_probs
+from pipeline.models.policy import log_probs
 from pipeline.models.precision import DTYPES, Precision
 from pipeline.models.seeding import stream
 from pipeline.run.metrics_log import merged
-from pipeline.training.health import check_padding
 from pipeline.training.supervised import Supervised
 
 pytestmark = pytest.mark.gpu
@@ -77,17 +76,6 @@ def test_every_control_trains(tmp_path: Path, control: str, precision: str) -> N
     assert (outcome.status, outcome.reason) == ("complete", None)
     rows = merged(tmp_path / "metrics.jsonl")
     assert all(math.isfinite(value) for row in rows.values() for value in row.values())
-
-
-def test_padding_moves_no_log_probability(tmp_path: Path, precision: str) -> None:
-    one = trainer(tmp_path, device=DEVICE, train__steps=8)
-    device = next(one.actor.parameters()).device
-    tokens = torch.randint(2, 31, (2, 12), generator=torch.Generator().manual_seed(0)).to(device)
-    query_mask = torch.arange(4, device=device) >= torch.tensor([[0], [2]], device=device)
-    response_mask = torch.arange(8, device=device) < torch.tensor([[8], [3]], device=device)
-    episodes = Episodes(tokens, query_mask, response_mask, torch.zeros(2, dtype=torch.bool, device=device))
-    with Precision.of(device).autocast():
-        check_padding(episodes, one.actor, 1.0, {"fp32": 1e-3, "fp16": 3e-2, "bf16": 1e-1}[precision])
 
 
 # --- kill and resume ---
