@@ -81,17 +81,6 @@ def test_an_order_holds_where_all_of_its_steps_do(records: StudyRecords, ask: As
     assert judged.p == judged.p_holm == pytest.approx(2 * judged.steps[1].p)
 
 
-def test_more_hypotheses_need_smaller_p_values(records: StudyRecords) -> None:
-    """The same part is supported alone and undecided beside others, as the reason states."""
-    hypothesis = next(one for one in records.study.hypotheses if one.name == "series")
-    (alone,) = asking(records, hypothesis)
-    assert alone.outcome == "SUPPORTED"
-    many = [hypothesis.model_copy(update={"name": f"n{index}"}) for index in range(int(0.05 / alone.p) + 2)]
-    found = asking(records, *many)
-    assert {(one.outcome, one.p) for one in found} == {("UNDECIDED", alone.p)}
-    assert all(f"{one.p_holm:.3f}" in one.reason for one in found if one.p_holm)
-
-
 def test_contrasts_are_made_of_recorded_means_ends_of_series_and_costs(records: StudyRecords, ask: Ask) -> None:
     arms = ("beta_0.01", "beta_0.05", "beta_0.2")
     (step,) = ask(metric="eval/gold", contrast=dict(zip(arms, (1, -2, 1), strict=True)), expect="higher").steps

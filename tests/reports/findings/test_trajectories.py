@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from reports.findings.findings import Findings
-from reports.findings.trajectories import alarms, aligned, gold_peaks, healths, paths
+from reports.findings.trajectories import alarms, gold_peaks, healths, paths
 from reports.records.load import StudyRecords
 from reports.tables.drift import peaks_table
 from reports.tables.runs import health_table
@@ -46,18 +46,6 @@ def test_drift_of_the_demo_is_what_was_built_in(records: StudyRecords, findings:
     assert all(bound.low >= 0 for one in findings.peaks for bound in (one.step, one.root_kl) if bound.low is not None)
     table = peaks_table(findings.peaks).frame.set_index("arm")
     assert table.loc["beta_0", ["gold", "gold_low"]].tolist() == [hacked.gold.value, hacked.gold.low]
-
-
-def test_seeds_of_an_arm_on_one_grid(records: StudyRecords) -> None:
-    seeds, series = aligned(records, "objective/kl", "beta_0")
-    assert seeds == [0, 1, 2]
-    own = records.curves[(records.curves["arm"] == "beta_0") & (records.curves["seed"] == 1)]
-    assert series.values[1] == pytest.approx(own["objective/kl"].dropna().to_numpy(dtype=float))
-    assert series.grid[series.last[2]] == 672
-    fine = aligned(records, "policy/pg_clipfrac", "beta_0.05")[1]
-    assert len(fine.grid) <= 257
-    assert (np.diff(fine.grid) % 16 == 0).all()
-    assert aligned(records, "policy/ratio", "beta_0")[0] == []
 
 
 def test_the_page_judges_health_as_the_tag_does(records: StudyRecords, findings: Findings) -> None:

@@ -45,13 +45,3 @@ def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
     assert done.exit_code == 2
     assert f"{built.folder.path / 'trials'}: no trial is recorded" in done.stderr
     assert contents(built.folder.report) == page
-
-
-def test_a_trial_that_has_lost_its_results_is_named(built: Built) -> None:
-    gone = built.table("beta_0.2", 1, "train", "")
-    shutil.rmtree(gone)
-    for command in ("report", "falsify"):
-        done = call(built, command)
-        assert done.exit_code == FAULT
-        assert f"{gone} is missing: 1 of 4 recorded trials have lost results (beta_0.2 seed 1;" in done.stderr
-    assert not built.folder.report.exists()

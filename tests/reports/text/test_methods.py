@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-import pytest
-
-from pipeline.rewards.settings import PartConfig, RewardConfig
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.statistics.coverage import coverage_with, largest
 from reports.text.methods import methods
-from reports.text.say import say
 from reports.text.words import percent
 
 
@@ -36,16 +31,3 @@ def test_numbers_are_those_of_the_study(records: StudyRecords, findings: Finding
     assert [(title, one) for title, words in wanted.items() for one in words if one not in text[title]] == []
     bare = replace(records, study=records.study.model_copy(update={"falsifiers": ()}))
     assert {"Drift", "Claims", "Comparisons"}.isdisjoint(methods(bare, replace(findings, alarms=(), effects=())))
-
-
-@pytest.mark.parametrize(
-    ("source", "reward", "words"),
-    [
-        ("a.jsonl", {}, ["at most 40 given pairs (a.jsonl)"]),
-        ("judge", {"ranked": 4}, ["all pairs of 6 rankings of 4", "(6 pairs each)", "by the judge"]),
-    ],
-)
-def test_what_a_reward_learns_from_is_named(source: str, reward: dict[str, Any], words: list[str]) -> None:
-    config = RewardConfig.model_validate({"preferences": source, "learned": {"pairs": 40, **reward}})
-    text = say("methods", "scorer", PartConfig(kind="learned", preferences=source), config)
-    assert [word for word in words if word not in text] == [], text

@@ -1,12 +1,11 @@
-"""Numbers and lists in words."""
+"""Numbers in words."""
 
 from __future__ import annotations
 
 import pytest
 
-from reports.pages.page import visible
 from reports.statistics.two_level import Estimate
-from reports.text.words import counted, interval, listed, number, signed
+from reports.text.words import interval, number, signed
 
 
 def estimate(value: float, low: float | None, high: float | None) -> Estimate:
@@ -33,9 +32,3 @@ def test_intervals_show_their_width_with_two_digits_and_differences_their_sign()
     assert interval(estimate(6.5, None, None)).endswith("no interval")
     assert signed(estimate(0.125, 0.0757, 0.178), "eval/win_rate") == "+0.125 [+0.076, +0.178]"
     assert signed(estimate(-0.0001, -0.01, 0.01), "eval/win_rate") == "0.000 [−0.010, +0.010]"
-
-
-def test_lists_counts_and_control_characters() -> None:
-    assert [listed("abc"[:n]) for n in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
-    assert (counted(1, "seed"), counted(2048, "step")) == ("1 seed", "2,048 steps")
-    assert visible("a\x00b\x1b[31m\nc") == "a�b�[31m\nc"
