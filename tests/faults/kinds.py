@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import ray_nodes
-import slurm_nodes
 from faults.scene import Scene
 from mlflow_servers import Server
 
@@ -139,29 +138,9 @@ def _kill_mlflow(scene: Scene) -> None:
     scene.daemons.start()
 
 
-def _own_slurm(scene: Scene) -> None:
-    nodes = scene.around.enter_context(slurm_nodes.slurm_nodes())
-    scene.around.enter_context(nodes.hastening())
-    scene.daemons, scene.executor = nodes, "slurm"
-    scene.environment["SLURM_CONF"] = str(nodes.configuration)
-
-
-def _kill_slurm(scene: Scene) -> None:
-    name = scene.dice.choice(["slurmctld", *slurm_nodes.NODES])
-    scene.daemons.kill(name)
-    _pause(scene)
-    scene.daemons.begin(name)
-
-
 def _own_ray(scene: Scene) -> None:
     scene.daemons, scene.executor = scene.around.enter_context(ray_nodes.ray_nodes()), "ray"
     scene.environment["RAY_ADDRESS"] = scene.daemons.address
-
-
-def _kill_ray_node(scene: Scene) -> None:
-    scene.daemons.lose(scene.dice.choice(scene.daemons.nodes))
-    _pause(scene)
-    scene.daemons.add()
 
 
 def _new_ray(scene: Scene) -> None:
@@ -187,12 +166,10 @@ FAULTS: dict[str, Fault] = {
     "two commands": Fault(_another(called="second")),
     "two studies": Fault(_another(name="other")),
     "MLflow killed": Fault(_kill_mlflow, before=_own_mlflow),
-    "SLURM killed": Fault(_kill_slurm, before=_own_slurm, lacks=slurm_nodes.missing, longer=2.0),
-    "Ray node killed": Fault(_kill_ray_node, before=_own_ray, lacks=ray_nodes.missing, longer=1.5),
     "Ray head killed": Fault(
         lambda scene: scene.daemons.lose_head(), _new_ray, _own_ray, ray_nodes.missing, longer=1.5,
         word="head of the Ray cluster",
     ),
 }  # fmt: skip
 OFTEN = ("bit flipped", "disk full", "read-only", "two commands", "MLflow killed", "Ray head killed")
-"""The faults of `make test-slow`; `make faults` does all. Tests of the executors kill commands, children and nodes."""
+"""The faults of `make test-slow`; `make faults` does all. Tests of executors kill SLURM's daemons and Ray's nodes."""
