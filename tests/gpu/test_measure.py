@@ -1,11 +1,10 @@
-"""Memory by stage and component, seconds by phase and episodes per second of a trial of the profile `t4` on random
+"""Memory by stage, seconds by phase and episodes per second of a trial of the profile `t4` on random
 weights, each beside its forecast."""
 
 from __future__ import annotations
 
-import gc
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from gpu.hardware import DEVICE, GIB, measured_trial, peak_gib, write_base
-from torch import Tensor
 
 from pipeline.forecast.advice import predict
 from pipeline.resources.ledger import Ledger
@@ -38,7 +36,6 @@ class Probe(Reporter):
         self.updates: list[Row] = []
         """What the ledger held after each update."""
         self.notes: list[str] = []
-        self.components: dict[str, float] = {}
         timed, run = Ledger.timed, trainer_module.Trainer.run
 
         @contextmanager
@@ -50,9 +47,7 @@ class Probe(Reporter):
 
         def running(trainer: Any) -> Any:
             self.trainer = trainer
-            outcome = run(trainer)
-            self.components = components(trainer)
-            return outcome
+            return run(trainer)
 
         patch.setattr(Ledger, "timed", finished)
         patch.setattr(trainer_module.Trainer, "run", running)
@@ -65,44 +60,10 @@ class Probe(Reporter):
         self.notes.append(message)
 
 
-def components(trainer: Any) -> dict[str, float]:
-    """GiB that live as long as a trial, by what they are for; on the device of the trial."""
-    actor, seen = trainer.actor, set[int]()
-
-    def size(tensors: Iterable[Any]) -> float:
-        """GiB of storages that were not counted before."""
-        total = 0.0
-        for one in tensors:
-            if isinstance(one, Tensor) and one.device.type == trainer.device.type and one.data_ptr() not in seen:
-                seen.add(one.data_ptr())
-                total += one.untyped_storage().nbytes()
-        return total / GIB
-
-    states = trainer.state.steps.optimiser.state.values()
-    return {
-        "policy": size(actor.lm.parameters()),
-        "critic": size(actor.parameters()),
-        "gradients": size(one.grad for one in actor.parameters()),
-        "optimiser": size(one for state in states for one in state.values()),
-        "reference": size(getattr(trainer.rollout_context.reference, "parameters", list)()),
-        "reward": size(one for one in gc.get_objects() if type(one) is torch.nn.Parameter),
-    }
-
-
-def beside(memory: str, predicted: float, measured: float) -> Row:
+def beside(stage: str, predicted: float, measured: float) -> Row:
     """A row: GiB, and by how many percent the measured value is above the forecast."""
-    missed = 100 * (measured / predicted - 1) if predicted else None
-    return {"memory": memory, "forecast, GiB": predicted, "measured, GiB": measured, "above forecast, %": missed}
-
-
-def memory_by_component(forecast: Mapping[str, float], found: Mapping[str, float], peak: float) -> list[Row]:
-    """The forecast of training and what was seen of it; activations, logits, caches and copies come and go."""
-    passing = sum(size for name, size in forecast.items() if name not in found)
-    return [
-        *(beside(name, forecast.get(name, 0.0), size) for name, size in found.items() if size or forecast.get(name)),
-        beside("all that comes and goes", passing, peak - sum(found.values())),
-        beside("all", sum(forecast.values()), peak),
-    ]
+    missed = 100 * (measured / predicted - 1)
+    return {"stage": stage, "forecast, GiB": predicted, "measured, GiB": measured, "above forecast, %": missed}
 
 
 def seconds_by_phase(updates: list[Row]) -> list[Row]:
@@ -136,9 +97,6 @@ def test_a_trial_of_the_profile_t4(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "parameters": f"{forecast.parameters / 1e6:.1f} M, {forecast.trained / 1e6:.1f} M trained",
         "notes": "; ".join(probe.notes),
         "memory by stage": [beside(stage, forecast.stage_gib(stage), peak) for stage, peak in peaks.items()],
-        "memory of training by component": memory_by_component(
-            forecast.stages["train"], probe.components, peaks["train"]
-        ),
         "seconds by phase of an update": seconds_by_phase(probe.updates),
     }
     for name, value in recorded.items():
