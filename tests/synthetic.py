@@ -173,8 +173,8 @@ def scored_samples(path: Path) -> None:
 
 Cells = tuple[tuple[str, int], ...]
 """Arms and seeds."""
-REASONS = {"budget": "wall clock: 2.5 h reached", "diverged": "non-finite loss", "failed": "killed"}
-PART = {"complete": 1, "budget": 2, "diverged": 3, "failed": 4}
+REASONS = {"budget": "wall clock: 2.5 h reached", "diverged": "non-finite loss"}
+PART = {"complete": 1, "budget": 2, "diverged": 3}
 """The status of a trial -> the part of the steps after which it ended."""
 
 
@@ -305,7 +305,6 @@ def build(
     diverged: Cells = (("beta_0", 2),),
     budget: Cells = (("beta_0.2", 1),),
     missing: Cells = (("beta_0.01", 2),),
-    failed: Cells = (),
     stale: Cells = (),
     first: str | None = None,
     extra: str = "",
@@ -322,6 +321,6 @@ def build(
     source = root / "kl_demo.yaml"
     source.write_text(STUDY.format(seeds=list(seeds), design=design, extra=extra), encoding="utf-8")
     study, layout = load_study(source), Layout.at(root / "out")
-    status = {"diverged": diverged, "budget": budget, "failed": failed}
+    status = {"diverged": diverged, "budget": budget}
     record_study(study, layout, steps, prompts, missing, status=status, stale=stale, first=first)
     return Built(layout, study, start(study, source, layout))

@@ -16,6 +16,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import MetricsLog
+from pipeline.run.progress import Reporter
 from pipeline.training import checkpoint as checkpoint_module
 from pipeline.training.judging import Scores, TrainingData
 from pipeline.training.trainer import Networks, Trainer
@@ -38,7 +39,7 @@ class TimedLog(MetricsLog):
             super().flush(durable=durable)
 
 
-class Watch:
+class Watch(Reporter):
     """Receives the end of every update."""
 
     def __init__(self, meter: Meter) -> None:
@@ -46,9 +47,6 @@ class Watch:
 
     def progress(self, stage: str, done: int, total: int, note: str = "") -> None:
         self.meter.end_update()
-
-    def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        pass
 
     def warn(self, message: str) -> None:
         raise AssertionError(message)
