@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic
@@ -73,6 +75,18 @@ def put_record(
     )  # fmt: skip
     write_record(layout.study(study, profile), record)
     return record
+
+
+def write_table(path: Path, rows: Any) -> Path:
+    """Rows, or columns by name, in the format that the file's suffix names."""
+    frame = pd.DataFrame(rows)
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    elif path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_json(path, orient="records", lines=True)
+    return path
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tables import write
+from helpers import write_table as write
 
 from pipeline.data.corpus import load_corpus
 from pipeline.data.preferences import read_preferences

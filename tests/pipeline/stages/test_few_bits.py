@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke
+from recorded_trials import artifacts, recorded
 from safetensors.torch import load_file
-from smoke_record import artifacts, recorded
 from tinytrial import FEW_BITS
 
 from pipeline.models.loading import load_snapshot

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import Recorder, smoke
+from recorded_trials import recorded
 from small_tokenizers import hard_texts
-from smoke_record import recorded
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING

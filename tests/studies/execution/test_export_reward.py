@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reward_record import TEXTS, recorded_reward
+from recorded_trials import TEXTS, recorded_reward
 
 from pipeline.config.loading import load_config
 from pipeline.models.out_of_memory import Room

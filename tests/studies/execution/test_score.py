@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from reward_record import TEXTS, recorded_reward
+from recorded_trials import TEXTS, recorded_reward
 
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke, write_sealed
-from smoke_record import recorded
+from recorded_trials import recorded
 from tiny_service import network, tokenizer
 from tinytrial import Killed, Killer
 

@@ -1,21 +1,44 @@
-"""A recorded trial with a random reward model of a few thousand weights: nothing is trained."""
+"""Recorded trials: the smoke trial, really run; and one with a random reward model, of which nothing is trained."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from helpers import put_record, smoke, write_sealed
+from helpers import Recorder, put_record, smoke, write_sealed
 from tinynets import network
 
 from pipeline.models.loading import prepared
 from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.learned import RewardModel
 from pipeline.run.layout import Layout, TrialRecord
-from pipeline.run.store import write_manifest
+from pipeline.run.store import Artifact, read_manifest, write_manifest
+from pipeline.trial import environment, run_trial
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 VOCAB = 300
+
+
+def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **changes: Any) -> TrialRecord:
+    """The smoke trial as arm `base`, seed 0 of a study."""
+    config = smoke(**changes)
+    outcome = run_trial(config, layout, Recorder())
+    paths = [one.path for one in outcome.artifacts.values()]
+    measured = {"summary": dict(outcome.summary), "cost": dict(outcome.cost), "environment": environment()}
+    record = put_record(layout, config, paths, study, profile, steps=outcome.steps, **measured)
+    write_sealed(layout.study(study, profile).study_file, {})
+    return record
+
+
+def artifacts(layout: Layout, record: TrialRecord, stages: Iterable[str]) -> dict[str, Artifact]:
+    """Return the artifacts of these stages of the trial."""
+    found = {}
+    for stage in stages:
+        path = layout.root / record.stages[stage].path
+        manifest = read_manifest(path)
+        found[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
+    return found
 
 
 def reward_model(kind: str, seed: int = 0) -> RewardModel:
