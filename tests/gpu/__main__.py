@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 AT_ONCE = 3
 SECTIONS = {
-    "sampler": ("Sampler against a reference implementation", 120),
+    "sampler": ("Samplers against float64 and each other", 120),
     "stages": ("Every stage in every precision, in 4 bits, by two processes", 300),
     "steps": ("Gradient steps: loss scaling, controllers, self-checks, kill and resume, the head", 300),
     "memory": ("Out of memory, and the cap on the allocator", 240),

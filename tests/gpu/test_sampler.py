@@ -1,5 +1,4 @@
-"""The samplers on the card against a reference implementation and each other; tests/pipeline/models tests them on a
-CPU."""
+"""The samplers on the card against float64 and each other; tests/pipeline/models tests them on a CPU."""
 
 from __future__ import annotations
 
@@ -28,14 +27,6 @@ ALIKE = {"fp32": 0.95, "bf16": 0.6, "fp16": 0.8}
 """Share of responses that must be equal: each of them is drawn by up to 48 numbers, and rounding decides a few."""
 
 
-def reference(logits: np.ndarray, noise: np.ndarray, temperature: float) -> np.ndarray:
-    """Inverse transform of each row in float64: the first token whose cumulative probability is above the noise."""
-    scaled = logits.astype(np.float64) / temperature
-    mass = np.exp(scaled - scaled.max(1, keepdims=True))
-    cumulative = np.cumsum(mass / mass.sum(1, keepdims=True), axis=1)
-    return (cumulative <= noise[:, None] * cumulative[:, -1:]).sum(1)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("vocab", [700, QWEN["vocab_size"]])
 def test_a_token_is_that_of_the_inverse_transform_in_float64(vocab: int, temperature: float) -> None:
@@ -48,7 +39,6 @@ def test_a_token_is_that_of_the_inverse_transform_in_float64(vocab: int, tempera
     below = above - mass[np.arange(ROWS), found]
     # Softmax is in fp32: where the noise falls on the edge of two tokens, either is right.
     assert np.all((below - EDGE <= u) & (u <= above + EDGE))
-    assert np.mean(found == reference(logits.numpy(), u, temperature)) > 0.8
 
 
 def small() -> CausalLM:
