@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +22,23 @@ from pipeline.models.sampling import decode, tokenize_prompts
 from pipeline.models.tokenizers import closing_tokens, pretrained_tokenizer, train_tokenizer
 
 
-def answered(tokenizer: Any, prompts: list[str], wholes: list[str]) -> tuple[list[str], list[str]]:
-    """Responses that complete `prompts` to `wholes`, decoded, and what they must be."""
-    ids, mask = tokenize_prompts(tokenizer, prompts)
-    rows = [tokenizer(whole, add_special_tokens=False)["input_ids"] for whole in wholes]
-    starts = mask.sum(1).tolist()
-    responses = [row[start:] for row, start in zip(rows, starts, strict=True)]
-    assert all(responses)
-    width = max(map(len, responses)) + 1
-    grid = torch.tensor([[*row, *[tokenizer.eos_token_id] * (width - len(row))] for row in responses])
-    lengths = torch.tensor([len(row) + 1 for row in responses])  # EOS, which is padding as well, is no text
-    valid = torch.arange(width) < lengths[:, None]
-    episodes = Episodes(torch.cat([ids, grid], dim=1), mask, valid, torch.ones(len(prompts)).bool())
-    return decode(tokenizer, episodes), [whole[len(prompt) :] for prompt, whole in zip(prompts, wholes, strict=True)]
-
-
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])
 def test_prompt_and_completion_make_the_text(kind: str) -> None:
-    tokenizer = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
+    """EOS, which is padding as well, is no text."""
+    tokenizer: Any = sentencepiece() if kind == "sentencepiece" else train_tokenizer(TEXTS, 600)
     prompts = ["The acting", "The", "I thought the plot"]
-    wholes = ["The acting was superb , truly .", "The music is  loud", "I thought the plot was dull ."]
-    if kind == "bytes":
-        wholes[1] += " Ünïcode"
-    found, wanted = answered(tokenizer, prompts, wholes)
-    assert found == wanted
+    added = [" was superb , truly .", " music is  loud" + " Ünïcode" * (kind == "bytes"), " was dull ."]
+    ids, mask = tokenize_prompts(tokenizer, prompts)
+    wholes = [prompt + text for prompt, text in zip(prompts, added, strict=True)]
+    rows = tokenizer(wholes, add_special_tokens=False)["input_ids"]
+    responses = [row[start:] for row, start in zip(rows, mask.sum(1).tolist(), strict=True)]
+    lengths = torch.tensor([len(row) + 1 for row in responses])
+    grid = torch.full((3, int(lengths.max())), tokenizer.eos_token_id)
+    for place, row in enumerate(responses):
+        grid[place, : len(row)] = torch.tensor(row)
+    valid = torch.arange(grid.shape[1]) < lengths[:, None]
+    episodes = Episodes(torch.cat([ids, grid], dim=1), mask, valid, torch.ones(3).bool())
+    assert decode(tokenizer, episodes) == added
     if kind == "sentencepiece":  # what this is about: the response by itself has lost its space
         assert tokenizer.decode(tokenizer(" was dull .", add_special_tokens=False)["input_ids"])[0] != " "
 
@@ -70,29 +65,30 @@ def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused_in_one_line(tmp
     assert len(pretrained_tokenizer(str(tmp_path / "room"), None)) == highest + 1
 
 
-def damaged(folder: Path, how: str) -> None:
-    """Break a sound base."""
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    match how:
-        case "cut weights":
-            weights.write_bytes(weights.read_bytes()[:-100])
-        case "missing weights":
-            save_file({name: one for name, one in load_file(weights).items() if "lm_head" not in name}, weights)
-        case "GPTQ":
-            quantized = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
-            config.write_text(json.dumps(json.loads(config.read_text()) | quantized))
-        case "no JSON":
-            config.write_text("{ broken")
-        case "no size":
-            config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": "many"}))
-        case "no tokenizer":
-            (folder / "tokenizer.json").write_text("{}")
+def reconfigured(folder: Path, **changes: Any) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
 
 
-@pytest.mark.parametrize("how", ["cut weights", "missing weights", "GPTQ", "no JSON", "no size", "no tokenizer"])
+def without_head(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    save_file({name: one for name, one in load_file(weights).items() if "lm_head" not in name}, weights)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "cut weights": lambda folder: os.truncate(folder / "model.safetensors", 5_000),
+    "missing weights": without_head,
+    "GPTQ": lambda folder: reconfigured(folder, quantization_config={"quant_method": "gptq", "bits": 4}),
+    "no JSON": lambda folder: (folder / "config.json").write_text("{ broken"),
+    "no size": lambda folder: reconfigured(folder, hidden_size="many"),
+    "no tokenizer": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_base_that_cannot_be_loaded_is_the_users_to_put_right(tmp_path: Path, how: str) -> None:
     base(tmp_path, 512)
-    damaged(tmp_path, how)
+    DAMAGES[how](tmp_path)
     shape_of(smoke(model__base=str(tmp_path)))
     with pytest.raises(UserError) as refused:
         pretrained_tokenizer(str(tmp_path), None) and pretrained_model(str(tmp_path), None)

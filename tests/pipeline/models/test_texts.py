@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -23,36 +22,26 @@ def rows() -> list[list[int]]:
     return [[*torch.randint(2, VOCAB, (length,), generator=stream).tolist(), EOS] for length in lengths]
 
 
-def by_hand(network: Any, texts: list[list[int]]) -> list[float]:
-    """-log π of the tokens after the first, text by text and token by token, without padding, in float64."""
-    precise, found = copy.deepcopy(network).double(), []
-    for text in texts:
-        nats = 0.0
-        for place in range(1, len(text)):
-            logits = precise(input_ids=torch.tensor([text[:place]])).logits[0, -1]
-            nats -= float(torch.log_softmax(logits, 0)[text[place]])
-        found.append(nats)
-    return found
-
-
 @torch.no_grad()
 def test_it_is_that_of_a_plain_loop_in_float64() -> None:
+    """-log π of the tokens after the first, text by text and token by token, without padding."""
     network, texts = freeze(model()), rows()
-    nats = by_hand(network, texts)
+    precise, nats = copy.deepcopy(network).double(), list[float]()
+    for text in texts:
+        tables = (precise(input_ids=torch.tensor([text[:n]])).logits[0, -1] for n in range(1, len(text)))
+        nats.append(-sum(float(torch.log_softmax(one, 0)[text[n]]) for n, one in enumerate(tables, 1)))
     assert text_nats(network, texts, Room("", 512)).tolist() == pytest.approx(nats, rel=1e-5)
     tokens = sum(len(text) - 1 for text in texts)
     assert perplexity(network, texts, Room("", 512)) == pytest.approx(math.exp(sum(nats) / tokens), rel=1e-5)
 
 
-def test_a_network_that_knows_nothing_has_that_of_its_vocabulary_and_a_collapsed_one_a_finite_one() -> None:
+@pytest.mark.parametrize(("factor", "wanted"), [(0.0, VOCAB), (1e6, math.exp(LARGEST))])
+def test_a_network_without_knowledge_has_that_of_its_vocabulary_and_a_collapsed_one_a_finite_one(
+    factor: float, wanted: float
+) -> None:
     network = model()
-    with torch.no_grad():
-        network.get_output_embeddings().weight.zero_()
-    assert perplexity(freeze(network), rows(), Room("", 512)) == pytest.approx(VOCAB)
-    sure = model()
-    with torch.no_grad():
-        sure.get_output_embeddings().weight.mul_(1e6)
-    assert perplexity(freeze(sure), rows(), Room("", 512)) == math.exp(LARGEST)
+    network.get_output_embeddings().weight.data.mul_(factor)
+    assert perplexity(freeze(network), rows(), Room("", 512)) == pytest.approx(wanted)
 
 
 class Words:

@@ -1,8 +1,10 @@
-"""Logits, values and rewards are fp32 under autocast too."""
+"""Heads: the gradient of the language model's against autograd on the whole (tokens, vocabulary) tensor in float64; and
+logits, values and rewards that are fp32 under autocast too."""
 
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +12,9 @@ import torch
 from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
+from pipeline.models import lm_head as head_module
 from pipeline.models.fp32_heads import fp32_logits, scalar
+from pipeline.models.lm_head import head_backward
 from pipeline.models.loading import prepared
 from pipeline.models.policy import ActorCritic, log_probs, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
@@ -19,13 +23,60 @@ from pipeline.rewards.settings import RewardConfig
 
 CPU = torch.device("cpu")
 HALF = Precision(CPU, "bf16")
+TOKENS, WIDTH, VOCAB = 23, 5, 11
 
 
-def far_below_zero(seed: int = 0) -> Any:
+def bare_head(bias: bool) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    linear = nn.Linear(WIDTH, VOCAB, bias=bias)
+    with torch.no_grad():
+        for parameter in linear.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return SimpleNamespace(
+        config=SimpleNamespace(vocab_size=VOCAB), get_output_embeddings=lambda: linear, linear=linear
+    )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("ent_coef", [0.0, 0.3])
+@pytest.mark.parametrize("chunk", [1, 4, TOKENS, 100])
+def test_it_is_the_gradient_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, temperature: float, ent_coef: float, chunk: int
+) -> None:
+    monkeypatch.setattr(head_module, "chunk_tokens", lambda *_: chunk)
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(TOKENS, WIDTH, generator=generator, requires_grad=True)
+    labels = torch.randint(0, VOCAB, (TOKENS,), generator=generator)
+    weights = torch.randn(TOKENS, generator=generator)
+    scale = torch.tensor(3.0)
+
+    def token_loss(rows: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
+        loss = (weights[rows] * logprobs.exp()).sum()
+        return loss - ent_coef * entropy.sum() if ent_coef else loss
+
+    lm, shapes = bare_head(bias), []
+    hook = lm.linear.register_forward_hook(lambda module, inputs, output: shapes.append(len(output)))
+    found = head_backward(lm, hidden, labels, temperature, token_loss, scale)
+    hook.remove()
+    assert (max(shapes), sum(shapes)) == (min(chunk, TOKENS), TOKENS)  # the whole is never held at once
+    ours = [found.gradient, *(parameter.grad for parameter in lm.linear.parameters())]
+
+    log_pi = torch.log_softmax(lm.linear(hidden).double() / temperature, dim=-1)
+    logprobs, entropy = log_pi[torch.arange(TOKENS), labels], -(log_pi.exp() * log_pi).sum(-1)
+    loss = scale * token_loss(slice(None), logprobs, entropy)
+    wanted = torch.autograd.grad(loss, [hidden, *lm.linear.parameters()])
+    torch.testing.assert_close(found.logprobs, logprobs.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.entropy, entropy.float(), rtol=1e-5, atol=1e-6)
+    for mine, theirs in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def far_below_zero() -> Any:
     """A GPT-2 whose logits lie between -35 and -100, as those of the real one do: a part common to all tokens, and
     differences of nats."""
     model = prepared(network("gpt2"))
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         model.transformer.ln_f.weight.copy_(torch.randn(32, generator=generator))
         model.transformer.wte.weight.copy_(0.9 * torch.randn(50, 32, generator=generator))
@@ -50,10 +101,15 @@ def test_log_probs_of_large_logits_are_exact_but_for_the_rounding_of_the_operand
     assert float((plain - wanted).abs().max()) > 0.1  # what a head rounded by autocast gives
 
 
+def widened(head: nn.Linear) -> nn.Linear:
+    fp32_logits(SimpleNamespace(get_output_embeddings=lambda: head))
+    return head
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_gradient_is_that_of_the_rounded_operands(bias: bool) -> None:
     generator = torch.Generator().manual_seed(1)
-    head = fp32_logits(Net(nn.Linear(16, 40, bias=bias))).head
+    head = widened(nn.Linear(16, 40, bias=bias))
     hidden = torch.randn(2, 6, 16, generator=generator, requires_grad=True)
     weights = torch.randn(2, 6, 40, generator=generator)
     with HALF.autocast():
@@ -68,17 +124,8 @@ def test_the_gradient_is_that_of_the_rounded_operands(bias: bool) -> None:
         torch.testing.assert_close(parameter.grad, wanted[name].float(), rtol=1e-5, atol=1e-5)
 
 
-class Net(nn.Module):
-    def __init__(self, head: nn.Linear) -> None:
-        super().__init__()
-        self.head = head
-
-    def get_output_embeddings(self) -> nn.Linear:
-        return self.head
-
-
 def test_the_copy_in_half_precision_follows_every_change_of_the_weight() -> None:
-    head = fp32_logits(Net(nn.Linear(16, 40, bias=False))).head
+    head = widened(nn.Linear(16, 40, bias=False))
     inputs, steps = torch.randn(3, 16), GradientSteps(torch.optim.Adam(head.parameters(), lr=0.1, fused=True), HALF)
 
     def check() -> None:
