@@ -1,4 +1,4 @@
-"""Losses by trust region: by hand, their gradients at ratio 1, and numbers that stay finite."""
+"""Losses by trust region, and that of a critic: by hand, their gradients at ratio 1, and numbers that stay finite."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipeline.algorithms.base import surrogate_of
 from pipeline.algorithms.kinds import TRUST_REGIONS
+from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.training.surrogate import response_weights
 
 NO_RATIO = {"algorithm__ratio": "none", "algorithm__trust_region": "none", "train__num_epochs": 1}
@@ -37,6 +38,9 @@ def test_another_bound_above_than_below_and_the_ratio_as_a_weight() -> None:
     assert metrics["policy/pg_clipfrac"].tolist() == [True, True]
     assert gradient(new, old, advantages, NONE).tolist() == pytest.approx([-2.0, 0.5])
     assert gradient(new, old, advantages, NO_RATIO).tolist() == pytest.approx([-1.0, 1.0])
+    weighted, metrics = losses(new, old, 3 * advantages, CISPO)  # -2 x 3 x log 2 and 1/2 x 3 x -log 2
+    assert weighted.tolist() == pytest.approx([-6 * LOG2, -1.5 * LOG2])
+    assert gradient(new, old, 3 * advantages, CISPO).tolist() == pytest.approx([-6.0, 1.5])
 
 
 @pytest.mark.parametrize("name", [name for name, region in TRUST_REGIONS.items() if not region.pairwise])
@@ -79,3 +83,20 @@ def test_bounded_losses_keep_value_and_gradient_where_the_ratio_is_beyond_fp32(
     new, old, advantages = (torch.tensor([x]) for x in (-1.0, -121.0, advantage))
     assert losses(new, old, advantages, knobs)[0].item() == pytest.approx(loss)
     assert gradient(new, old, advantages, knobs).item() == pytest.approx(slope)
+
+
+@pytest.mark.parametrize(
+    ("vpred", "loss", "clipped", "wanted"),
+    [
+        (1.1, 0.5 * 0.9**2, False, -0.9),  # within 0.2 of the value, 1
+        (1.5, 0.5 * 0.8**2, True, 0.0),  # towards the return, 2, a step counts as 0.2, and beyond there is no gain
+        (0.5, 0.5 * 1.5**2, False, -1.5),  # away from it the error itself is the larger one
+        (4.0, 0.5 * 2.0**2, False, 2.0),  # nor may a step pass it by
+    ],
+)
+def test_value_loss_by_hand(vpred: float, loss: float, clipped: bool, wanted: float) -> None:
+    new = torch.tensor([vpred]).requires_grad_()
+    losses, active = value_loss(new, torch.tensor([1.0]), torch.tensor([2.0]), 0.2)
+    assert losses.item() == pytest.approx(loss)
+    assert active.item() is clipped
+    assert torch.autograd.grad(losses.sum(), new)[0].item() == pytest.approx(wanted)

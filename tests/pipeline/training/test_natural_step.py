@@ -1,23 +1,87 @@
-"""TRPO's step on a tiny network: the bound on the exact KL, refused steps, its direction, and what must not matter."""
+"""TRPO's step: conjugate gradients, the Fisher matrix of logits and the line search by hand; and on a tiny network the
+bound on the exact KL, refused steps, and the direction."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinytrial
 import torch
-from tinytrial import model, preset, run, trainer
+from naive import drawn
+from tinytrial import preset, trainer
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import exact_kl
+from pipeline.algorithms.mathematics.natural_gradient import conjugate_gradient, fisher_of_logits, line_search
 from pipeline.models.fisher import fisher_product, flat, trained
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import log_probs, response_hidden
 from pipeline.training.natural_step import NaturalLearner
 from pipeline.training.rollout import Rollout
 from pipeline.training.trainer import Trainer
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_conjugate_gradients_solve_what_linear_algebra_solves(size: int) -> None:
+    root, target = drawn(size, size, seed=1), drawn(size, seed=2)
+    matrix = root @ root.T + 0.1 * torch.eye(size, dtype=torch.float64)
+    kept = target.clone()
+    found = conjugate_gradient(lambda vector: matrix @ vector, target, 4 * size)
+    torch.testing.assert_close(found, torch.linalg.solve(matrix, target), rtol=1e-4, atol=1e-4)
+    assert torch.equal(target, kept)
+
+
+def test_two_different_eigenvalues_take_two_iterations_and_one_takes_one() -> None:
+    target, products = drawn(6, seed=3), []
+    eigenvalues = torch.tensor([2.0, 2, 2, 5, 5, 5], dtype=torch.float64)
+
+    def product(vector: torch.Tensor) -> torch.Tensor:
+        products.append(vector)
+        return eigenvalues * vector
+
+    torch.testing.assert_close(conjugate_gradient(product, target, 50), target / eigenvalues)
+    assert len(products) == 2
+    assert conjugate_gradient(lambda vector: 4 * vector, target, 1).tolist() == pytest.approx((target / 4).tolist())
+
+
+def test_the_fisher_matrix_of_logits_is_the_hessian_of_the_kl() -> None:
+    logits, vector = drawn(1, 5, seed=4), drawn(1, 5, seed=5)
+    log_old = torch.log_softmax(logits, -1)
+    hessian = torch.autograd.functional.hessian(lambda z: exact_kl(log_old, torch.log_softmax(z, -1)).sum(), logits)
+    expected = (hessian.view(5, 5) @ vector[0]).view(1, 5)
+    torch.testing.assert_close(fisher_of_logits(log_old.exp(), vector), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("gain", "kl", "accepted", "tried"),
+    [
+        (1.0, 0.01, True, 1),  # exactly delta is within the bound
+        (1.0, 0.0100001, True, 2),
+        (0.0, 0.001, False, 4),  # no gain
+        (math.nan, 0.001, False, 4),
+        (math.inf, 0.001, False, 4),
+        (1.0, math.nan, False, 4),
+        (1.0, 1.0, False, 4),
+    ],
+)
+def test_the_line_search_takes_the_first_point_with_a_gain_within_the_bound(
+    gain: float, kl: float, accepted: bool, tried: int
+) -> None:
+    shares = []
+
+    def evaluate(share: float) -> tuple[float, float]:
+        shares.append(share)
+        return gain * share, kl * share
+
+    found = line_search(evaluate, 0.01, 4)
+    assert (found.accepted, found.tried) == (accepted, tried)
+    assert shares == pytest.approx([1, 0.8, 0.64, 0.512][:tried])
+    if not accepted:
+        assert (found.gain, found.kl) == (0.0, 0.0)
+
 
 TRPO = preset("trpo")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -40,12 +104,6 @@ def ready(folder: Path, **knobs: Any) -> tuple[Trainer, Rollout, dict[str, float
 def learner_of(one: Trainer) -> NaturalLearner:
     assert isinstance(one.learner, NaturalLearner)
     return one.learner
-
-
-def gain_and_kl(one: Trainer, rollout: Rollout, weights: list[Tensor]) -> dict[str, Tensor]:
-    """Return gain and KL of the whole rollout at once."""
-    (rows,) = rollout.micro_batches(8, torch.arange(8))
-    return learner_of(one).gain_and_kl(rows, weights)
 
 
 def log_table(one: Trainer, rollout: Rollout) -> Tensor:
@@ -90,7 +148,8 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(
     opposite = [2 * old - new.detach() for old, new in zip(before, parameters, strict=True)]
     for parameter, old in zip(parameters, before, strict=True):
         parameter.data.copy_(old)
-    backwards = gain_and_kl(one, rollout, opposite)["gain"] / rollout.episodes.response_mask.sum()
+    (rows,) = rollout.micro_batches(8, torch.arange(8))
+    backwards = learner_of(one).gain_and_kl(rows, opposite)["gain"] / rollout.episodes.response_mask.sum()
     shrunk = 0.8 ** (metrics["policy/line_search"] - 1)
     slope = (metrics["policy/surrogate_gain"] - backwards.item()) / 2
     assert slope == pytest.approx(metrics["policy/expected_gain"] * shrunk, rel=2e-3)
@@ -111,11 +170,6 @@ def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypa
     assert (metrics["policy/step_accepted"], metrics["policy/line_search"]) == (0, 10)
     assert (metrics["policy/old_kl_exact"], metrics["policy/surrogate_gain"]) == (0, 0)
     assert all(torch.equal(tensor, held[name]) for name, tensor in one.actor.lm.state_dict().items())
-    outcome, rows, state = run(tmp_path / "trial", **TRPO)
-    assert outcome.status == "complete"
-    start = model().state_dict()
-    assert all(torch.equal(state[f"lm.{name}"], tensor) for name, tensor in start.items())
-    assert all(row.get("policy/step_accepted", 0) == 0 for row in rows.values())
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -12,11 +12,10 @@ import torch
 from helpers import trial_config
 from hypothesis import given
 from hypothesis import strategies as st
-from naive import prefix
-from tinytrial import CONTROLS, FLOOR, preset, rows_of, run, score_in_two, trainer
+from tinytrial import CONTROLS, FLOOR, preset, run, score_in_two, trainer
 
 from pipeline.algorithms.kinds import PARTS
-from pipeline.algorithms.mathematics.controllers import doubled_or_halved, lr_schedule
+from pipeline.algorithms.mathematics.controllers import doubled_or_halved, elapsed, hinge, lr_schedule, multiplier
 from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
 from pipeline.training.judging import score_rows
@@ -89,6 +88,38 @@ def test_schedules_by_hand(section: str, control: str, expected: list[float]) ->
     assert terms.kl_coef == (part.coef if section == "kl" else 0.0)
 
 
+def test_the_hinge_holds_the_product_at_the_threshold() -> None:
+    # Twice the threshold halves the step, ten times leaves a tenth; at it or below, and for a noisy negative KL, all of
+    # it.
+    assert [hinge(kl, 0.02) for kl in (-0.1, 0.0, 0.02, 0.04, 0.2)] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.1])
+
+
+def test_a_trial_of_one_update_stays_at_the_start_of_its_schedule() -> None:
+    assert elapsed(trial_config(train__steps=8, train__num_epochs=2, train__num_mini_batches=4), 0) == 0.0
+
+
+def test_learning_rate_falls_to_zero_behind_the_last_step() -> None:
+    knobs = trial_config(train__steps=64)
+    assert [lr_schedule(knobs, place) for place in (0, 16, 32, 48, 63)] == [1.0, 0.75, 0.5, 0.25, 1 / 64]
+    assert lr_schedule(trial_config(optimiser__lr_schedule="constant"), 63) == 1.0
+
+
+def test_the_penalty_on_the_old_policy_doubles_halves_and_rests() -> None:
+    """Target 0.01: beyond 0.015 twice, below 0.00667 half, between and at the bounds the same."""
+    bounds = (1.5 * 0.01, 0.01 / 1.5)
+    found = [doubled_or_halved(3.0, kl, 0.01) for kl in (0.0151, bounds[0], 0.01, bounds[1], 0.0066, 0.0, math.nan)]
+    assert found == [6.0, 3.0, 3.0, 3.0, 1.5, 1.5, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("weight", "mean", "moved"), [(0.5, -2.0, 0.6), (0.5, 1.0, 0.3), (0.5, -1.0, 0.5), (0.1, 9.0, 0), (9.9, -9.0, 10)]
+)
+def test_the_weight_rises_below_the_floor_falls_above_it_and_stays_in_its_bounds(
+    weight: float, mean: float, moved: float
+) -> None:
+    assert multiplier(weight, mean, floor=-1.0, lr=0.1, most=10.0) == pytest.approx(moved)
+
+
 def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
     for kl, end in ((0.0, 0.5 / LIMIT), (1.0, 0.5 * LIMIT)):
         knobs = {"trust_region": "kl_penalty", "kl_penalty__coef": 0.5, "kl_penalty__target": 0.01}
@@ -98,21 +129,6 @@ def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
         assert part.coef == end
     part.after({"policy/old_kl": 0.0}, True)
     assert part.coef == doubled_or_halved(0.5 * LIMIT, 0.0, 0.01)
-
-
-def test_terms_of_the_loss_have_their_sign_and_the_weight_of_a_token() -> None:
-    """Ratio of 1/2: the bonus lowers the loss by a token's entropy; the penalty on the old policy is k3, 1/2 - 1 +
-    log 2; that on the reference, e times as far away, k2."""
-    rows = rows_of(torch.zeros(2), prefix([[1, 2]]), torch.full((2,), 1 - math.log(2)))
-    rows.weight = torch.full((2,), 3.0)
-    knobs = {"entropy__coef": 0.1, "algorithm__trust_region": "kl_penalty", "algorithm__kl_penalty__coef": 0.1}
-    terms = {name: part.loss(rows) for name, part in parts_of(cfg(**knobs, kl__place="loss")).items()}
-    new = torch.full((2,), -math.log(2))
-    found = {name: term.loss(slice(None), new, lambda: torch.ones(2)) for name, term in terms.items() if term}
-    for name, wanted in (("entropy", -0.3), ("old_kl", 0.3 * (math.log(2) - 0.5)), ("kl", 0.3 * 0.5)):
-        assert found[name].tolist() == pytest.approx([wanted] * 2), name
-    assert terms["kl"] is not None
-    assert terms["kl"].sums(new)["policy/kl_loss"].tolist() == pytest.approx([0.15] * 2)
 
 
 @given(
@@ -165,12 +181,9 @@ def states(parts: dict[str, Part[Any]]) -> dict[str, Any]:
     return {name: part.state() for name, part in parts.items()}
 
 
-def test_a_plain_trial_has_a_kl_coefficient_alone() -> None:
+def test_a_part_that_is_not_asked_for_is_neither_made_nor_part_of_a_key() -> None:
     assert [*parts_of(cfg())] == ["kl"]
     assert [*parts_of(cfg(**EVERYTHING))] == [*PARTS]
-
-
-def test_the_settings_of_a_part_that_is_not_asked_for_are_part_of_no_key() -> None:
     assert not content_of(cfg(), cfg()).keys() & {"entropy", "floor"}
     assert cfg(floor__lr=0.5, entropy__end=0.1).digest() == cfg().digest()
     assert cfg(**FLOOR, floor__weight=0.5).digest() != cfg(**FLOOR).digest()

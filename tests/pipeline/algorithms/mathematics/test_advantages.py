@@ -1,19 +1,20 @@
-"""Generalised advantage estimation: golden tables and identities; explained variance."""
+"""Generalised advantage estimation: golden tables and identities; explained variance, masked moments and whitening."""
 
 from __future__ import annotations
 
 import math
 from itertools import chain
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from naive import grid, prefix
-from torch import Tensor
 
 from pipeline.algorithms.mathematics.advantages import explained_variance, gae
+from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
 
-NAN = float("nan")
 Rows = list[list[tuple[float, float]]]
 episodes = st.lists(
     st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=6), min_size=1, max_size=4
@@ -38,12 +39,6 @@ GOLDEN = {
 }
 
 
-def padded(rows: Rows, pad: int = 0, junk: float = NAN) -> tuple[Tensor, Tensor, Tensor]:
-    """Rewards, values and mask of rows of (reward, value)."""
-    rewards, values = ([[pair[place] for pair in row] for row in rows] for place in (0, 1))
-    return grid(rewards, pad, junk), grid(values, pad, junk), prefix(rows, pad)
-
-
 @pytest.mark.parametrize(("gamma", "lam"), GOLDEN)
 def test_golden_table(gamma: float, lam: float) -> None:
     # Values and rewards on the pad after EOS are somebody's garbage.
@@ -58,7 +53,8 @@ def test_golden_table(gamma: float, lam: float) -> None:
 
 @given(rows=episodes, gamma=fraction)
 def test_lambda_one_is_monte_carlo_and_lambda_zero_the_td_error(rows: Rows, gamma: float) -> None:
-    rewards, values, mask = padded(rows)
+    rewards, values = (grid([[pair[place] for pair in row] for row in rows]) for place in (0, 1))
+    mask = prefix(rows)
     monte_carlo = [
         sum(gamma**ahead * r for ahead, (r, _) in enumerate(row[t:])) for row in rows for t in range(len(row))
     ]
@@ -84,3 +80,29 @@ def test_explained_variance_by_hand(values: list[float], expected: float) -> Non
     found = explained_variance(grid([values], pad=1), grid([[1.0, 2.0]], pad=1), prefix([values], pad=1))
     assert found == pytest.approx(expected)
     assert math.isnan(explained_variance(grid([values]), grid([[1.0, 1.0]]), prefix([values])))
+
+
+def test_sum_mean_and_variance_by_hand_and_blind_to_padding() -> None:
+    # valid: 1, 2, 6. Sum 9, mean 3, squared distances 4 + 1 + 9 = 14; divided by n = 3, not by n - 1 = 2.
+    x, mask = grid([[1.0, 2.0], [6.0]], pad=1), prefix([[1, 2], [6]], pad=1)
+    assert masked_mean(x, mask).item() == pytest.approx(3.0)
+    assert masked_var(x, mask).item() == pytest.approx(14 / 3)
+
+
+@pytest.mark.parametrize("function", [masked_mean, masked_var, masked_whiten])
+def test_no_valid_token_is_an_error_and_no_nan(function: Any) -> None:
+    with pytest.raises(ValueError, match="no valid token"):
+        function(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("xs", "white"),
+    [
+        ([1.0, 3.0], [-1, 1]),  # mean 2, biased variance 1
+        ([0.0, 0.0, 3.0, 3.0], [-1, -1, 1, 1]),
+        ([0.0, 2e-4], [-math.sqrt(0.5), math.sqrt(0.5)]),  # 1e-8 inside
+        ([2.0, 2.0], [0, 0]),  # what does not vary stays finite
+    ],
+)
+def test_whitening_by_hand(xs: list[float], white: list[float]) -> None:
+    assert masked_whiten(grid([xs], pad=1), prefix([xs], pad=1))[0].tolist() == pytest.approx([*white, 0], abs=1e-6)

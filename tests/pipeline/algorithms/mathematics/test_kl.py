@@ -1,8 +1,10 @@
-"""KL estimators, exact KL and entropy: by hand, by enumeration of small vocabularies, at the ends of the numbers."""
+"""KL estimators and losses, exact KL and entropy: by hand, by enumeration of small vocabularies, at
+the ends of the numbers."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from naive import divergence, drawn
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, k2, k3, limited
+from pipeline.algorithms.mathematics.losses import kl_loss, kl_slope
 
 LOG2, LOG3 = math.log(2), math.log(3)
 logits = st.integers(2, 6).flatmap(
@@ -87,3 +90,31 @@ def test_a_limited_log_ratio_is_itself_up_to_the_limit_and_has_its_gradient_beyo
     assert found[-2:].tolist() == [80.0, 80.0]
     (gradient,) = torch.autograd.grad(found.sum(), d)
     assert torch.equal(gradient, torch.ones_like(d))
+
+
+@pytest.mark.parametrize(
+    ("name", "estimates", "slopes"),
+    [("k2", [LOG2**2 / 2, LOG2**2 / 2, 0.0], [LOG2, -LOG2, 0.0]), ("k3", [LOG2 - 0.5, 1 - LOG2, 0.0], [0.5, -1.0, 0])],
+)
+def test_kl_in_the_loss_by_hand_and_its_slope(name: Any, estimates: list[float], slopes: list[float]) -> None:
+    """d = log 2, -log 2 and 0: k3 is 1/2 - 1 + log 2 and 2 - 1 - log 2, its slope 1 - 1/2 and 1 - 2."""
+    d = f64(LOG2, -LOG2, 0.0).requires_grad_()
+    assert kl_loss(d, name).tolist() == pytest.approx(estimates)
+    assert torch.autograd.grad(kl_loss(d, name).sum(), d)[0].tolist() == pytest.approx(slopes)
+    assert kl_slope(d, name).tolist() == pytest.approx(slopes)
+
+
+@given(pair=logits)
+def test_gradients_of_the_estimators_in_expectation(pair: tuple[list[float], list[float]]) -> None:
+    """Over tokens that the policy samples, by enumeration: k2 follows KL(pi || ref), k3 KL(ref || pi), and k1
+    nothing."""
+    z, ref = f64(*pair[0]).requires_grad_(), torch.log_softmax(f64(*pair[1]), -1)
+    log_pi = torch.log_softmax(z, -1)
+    drawn_from = log_pi.exp().detach()  # sampling does not differentiate
+    truths: dict[Any, Tensor] = {"k2": exact_kl(log_pi, ref), "k3": exact_kl(ref, log_pi)}
+    for name, truth in truths.items():
+        mean = (drawn_from * kl_loss(log_pi - ref, name)).sum()
+        (ours,), (wanted,) = (torch.autograd.grad(one, z, retain_graph=True) for one in (mean, truth))
+        assert torch.allclose(ours, wanted, atol=1e-12)
+    (nothing,) = torch.autograd.grad((drawn_from * (log_pi - ref)).sum(), z)
+    assert torch.allclose(nothing, torch.zeros_like(nothing), atol=1e-12)

@@ -10,7 +10,6 @@ import torch
 from naive import drawn, grid, prefix
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.advantages import gae
 from pipeline.algorithms.mathematics.shaping import (
     group_non_score_reward,
     handle_missing_eos,
@@ -52,19 +51,6 @@ def test_score_by_hand_on_the_last_valid_token() -> None:
     assert rewards.tolist() == [pytest.approx(row) for row in expected]
     with pytest.raises(ValueError, match="no valid token"):
         token_rewards(f64(1.0, 1.0), torch.zeros(2, 2), torch.tensor([[True, False], [False, False]]))
-
-
-def test_the_score_on_the_last_token_and_not_behind_it() -> None:
-    """Score 2, values .3 .5 .6 and .9 after EOS, a KL penalty of 0.02 on EOS; at lambda 0."""
-    mask, values = prefix([[1, 2, 3]], pad=1), f64(0.3, 0.5, 0.6, 0.9)[None]
-    penalty = f64(0.0, 0.0, -0.02, 0.0)[None]
-    ours, _ = gae(token_rewards(f64(2.0), penalty, mask), values, mask, 1.0, 0.0)
-    # 0.5 - 0.3, 0.6 - 0.5, and 2 - 0.02 - 0.6 = 1.38: EOS alone has earned the score.
-    assert ours[0].tolist() == pytest.approx([0.2, 0.1, 1.38, 0.0])
-    # One slot later, EOS would get 0.9 - 0.6 - 0.02 = 0.28 from the critic, and padding the 2 - 0.9 = 1.1.
-    slot = prefix([[1, 2, 3, 4]])
-    theirs, _ = gae(token_rewards(f64(2.0), penalty, slot), values, slot, 1.0, 0.0)
-    assert theirs[0].tolist() == pytest.approx([0.2, 0.1, 0.28, 1.1])
 
 
 def test_the_part_with_a_floor_is_added_and_the_scale_kept() -> None:
