@@ -96,17 +96,14 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
     mask = torch.arange(9) >= torch.randint(0, 1 if full else 8, (20, 1), generator=generator)
     folder.mkdir(exist_ok=True)
     tokens = {"eos_id": -1 if full else 1, "pad_id": 0}
-    pairs = full_pairs(queries) if cfg.train.data == "pairs" else None
+    pairs = None
+    if cfg.train.data == "pairs":  # responses of full length to every prompt, one pair of them to two
+        responses = torch.randint(2, VOCAB, (len(queries), KNOBS["train__response_length"]))
+        whole = torch.ones_like(queries, dtype=torch.bool), torch.ones_like(responses, dtype=torch.bool)
+        pairs = Episodes(torch.cat([queries, responses], 1), *whole, torch.ones(len(queries), dtype=torch.bool))
     data = TrainingData(queries, mask, tokens, pairs=pairs)
     Trainer(cfg, Networks(actor, reference), data, score, folder, Recorder(), ledger).run()
     return ledger
-
-
-def full_pairs(queries: torch.Tensor) -> Episodes:
-    """Responses of full length to every prompt, one pair of them to two."""
-    responses = torch.randint(2, VOCAB, (len(queries), KNOBS["train__response_length"]))
-    mask = torch.ones_like(queries, dtype=torch.bool), torch.ones_like(responses, dtype=torch.bool)
-    return Episodes(torch.cat([queries, responses], 1), *mask, torch.ones(len(queries), dtype=torch.bool))
 
 
 @pytest.mark.parametrize(

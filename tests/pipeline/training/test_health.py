@@ -12,8 +12,9 @@ import torch
 from helpers import trial_config
 from tinytrial import actor, trainer
 
-from pipeline.models.policy import positions, response_mask
+from pipeline.models.policy import Episodes, positions, response_mask
 from pipeline.models.sampling import EagerSampler
+from pipeline.training import health
 from pipeline.training.health import (
     Diverged,
     SelfCheckFailed,
@@ -73,25 +74,16 @@ def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["positions", "mask"])
 def test_a_network_that_sees_padding_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    from pipeline.models import policy
-    from pipeline.training import health
-
     rollout = trainer(tmp_path)._rollout()
-    network = actor({})
     if fault == "positions":
         # Rotary positions are relative: a shift of all is no fault, so stretch them with the place of the first token.
-        monkeypatch.setattr(
-            health, "positions", lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True))
-        )
+        stretched = lambda mask: positions(mask) * (1 + mask.long().argmax(1, keepdim=True))  # noqa: E731
+        monkeypatch.setattr(health, "positions", stretched)
     else:
-        monkeypatch.setattr(
-            policy.Episodes,
-            "attention_mask",
-            property(lambda self: torch.ones_like(self.query_responses)),
-            raising=True,
-        )
+        everything = property(lambda self: torch.ones_like(self.query_responses))
+        monkeypatch.setattr(Episodes, "attention_mask", everything)
     with pytest.raises(SelfCheckFailed, match="columns of padding"):
-        check_padding(rollout.episodes.take(slice(0, 2)), network, 1.0, 1e-3)
+        check_padding(rollout.episodes.take(slice(0, 2)), actor({}), 1.0, 1e-3)
 
 
 @pytest.mark.parametrize(

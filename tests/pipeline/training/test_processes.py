@@ -122,9 +122,7 @@ def test_each_process_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert check_devices(RuntimeConfig(device="cuda", processes=2)).type == "cuda"
     assert check_devices(RuntimeConfig(device="cpu", processes=8)).type == "cpu"
-    with pytest.raises(
-        UserError, match=r"^runtime.processes = 4: each process needs a GPU of its own, 2 visible; at most 2$"
-    ):
-        execution(smoke(runtime__device="cuda", runtime__processes=4))
-    with pytest.raises(UserError, match=r"^runtime.processes = 4: "):
-        prepare(smoke(runtime__device="cuda", runtime__processes=4))
+    words = r"^runtime.processes = 4: each process needs a GPU of its own, 2 visible; at most 2$"
+    for asked in (execution, prepare):
+        with pytest.raises(UserError, match=words):
+            asked(smoke(runtime__device="cuda", runtime__processes=4))

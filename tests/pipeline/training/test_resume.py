@@ -3,6 +3,7 @@ hold and cost."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -58,61 +59,55 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, a
     assert again == whole
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
-    whole, _, _ = run(tmp_path / "whole")
-    with pytest.raises(Killed):
-        trainer(tmp_path / "cut", reporter=Killer(5)).run()
-    newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1]
+def flipped(folder: Path) -> None:
+    newest = checkpoint.checkpoints(folder / "checkpoints")[-1]
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1  # one bit of one weight
     newest.write_bytes(content)
-    recorder = Recorder()
-    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
-    assert "falling back" in recorder.warnings[0]
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("harm", ["gone", "short"])
-def test_metrics_that_do_not_fit_the_checkpoint_start_the_trial_over(tmp_path: Path, harm: str) -> None:
-    whole, _, _ = run(tmp_path / "whole")
-    with pytest.raises(Killed):
-        trainer(tmp_path / "cut", reporter=Killer(5)).run()
-    path = tmp_path / "cut" / "metrics.jsonl"
-    path.unlink() if harm == "gone" else path.write_bytes(path.read_bytes()[:100])
-    recorder = Recorder()
-    assert trainer(tmp_path / "cut", reporter=recorder).run() == whole
-    assert "starting over" in recorder.warnings[0]
-    assert path.read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a bit of the newest checkpoint": (flipped, "falling back"),
+    "no metrics": (lambda folder: (folder / "metrics.jsonl").unlink(), "starting over"),
+    "short metrics": (lambda folder: os.truncate(folder / "metrics.jsonl", 100), "starting over"),
+}
 
 
-def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    run(tmp_path)
-    found = checkpoint.checkpoints(tmp_path / "checkpoints")
-    assert [path.name.split(".")[0] for path in found] == ["update_00000002", "update_00000004"]
-
-
-@pytest.mark.parametrize(("share", "names"), [(1e-9, [0]), (None, [4, 5])])
-def test_checkpoints_take_no_more_than_their_share_of_the_time(
-    tmp_path: Path, share: float | None, names: list[int]
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_checkpoint_and_metrics_that_do_not_fit_it_are_made_anew(
+    tmp_path: Path, harm: str, wholes: Any
 ) -> None:
-    one = trainer(tmp_path, runtime={"checkpoint_updates": 1, "checkpoint_share": share})
+    folder, whole, _ = wholes("fixed")
+    with pytest.raises(Killed):
+        trainer(tmp_path, reporter=Killer(5)).run()
+    damage, words = HARMS[harm]
+    damage(tmp_path)
+    recorder = Recorder()
+    assert trainer(tmp_path, reporter=recorder).run() == whole
+    assert words in recorder.warnings[0]
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("every", "share", "made", "kept"), [(1, 1e-9, 1, [0]), (1, None, 6, [4, 5]), (2, None, 3, [2, 4])]
+)
+def test_two_checkpoints_are_kept_and_take_no_more_than_their_share_of_the_time(
+    tmp_path: Path, every: int, share: float | None, made: int, kept: list[int]
+) -> None:
+    one = trainer(tmp_path, runtime={"checkpoint_updates": every, "checkpoint_share": share})
     assert one.run().status == "complete"
-    assert one.ledger.cost()["checkpoints"] == (1 if share else 6)
-    assert [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")] == [
-        f"update_{n:08d}" for n in names
-    ]
+    assert one.ledger.cost()["checkpoints"] == made
+    names = [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")]
+    assert names == [f"update_{update:08d}" for update in kept]
 
 
-class Leaver(Recorder):
+class Leaver(Killer):
     """Asks the trial to leave when it has written the metrics of so many updates."""
 
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.left = after
-
     def metrics(self, step: int, values: Any) -> None:
-        self.left -= 1
-        if self.left == 0:
+        try:
+            super().metrics(step, values)
+        except Killed:
             ask_to_leave()
 
 
@@ -121,24 +116,23 @@ def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(LEAVE, raising=False)
     assert not can_leave()
     monkeypatch.setenv(LEAVE, str(tmp_path / "leave"))
-    assert can_leave()
-    assert not asked_to_leave()
+    assert (can_leave(), asked_to_leave()) == (True, False)
 
 
 @pytest.mark.parametrize("after", [1, 3])
 @pytest.mark.parametrize("control", ["fixed", "adaptive"])
 def test_it_leaves_a_checkpoint_of_the_update_at_hand_and_goes_on_as_if_it_had_stayed(
-    tmp_path: Path, scheduled: None, control: str, after: int
+    tmp_path: Path, scheduled: None, control: str, after: int, wholes: Any
 ) -> None:
+    folder, whole, state = wholes(control)
     knobs = {**CONTROLS[control], "runtime__checkpoint_updates": 10_000}
-    whole, _, state = run(tmp_path / "whole", **knobs)
     with pytest.raises(Leaving):
-        trainer(tmp_path / "cut", reporter=Leaver(after), **knobs).run()
-    newest = checkpoint.checkpoints(tmp_path / "cut" / "checkpoints")[-1]
+        trainer(tmp_path, reporter=Leaver(after), **knobs).run()
+    newest = checkpoint.checkpoints(tmp_path / "checkpoints")[-1]
     assert newest.name.startswith(f"update_{after:08}")
     (tmp_path / "leave").unlink()
-    again, _, resumed = run(tmp_path / "cut", **knobs)
-    assert (tmp_path / "cut" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    again, _, resumed = run(tmp_path, **knobs)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
     assert all(torch.equal(state[name], resumed[name]) for name in state)
     assert again == whole
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import smoke
 from tinytrial import CONTROLS, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, model, preset, run, trainer
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
 from pipeline.run.metrics_log import merged
+from pipeline.stages.graph import STAGES
 from pipeline.training.checkpoint import load_latest
 
 
@@ -174,18 +176,33 @@ def test_every_knob_changes_the_trajectory(
         (HELD, {"micro_batch_size": 3}),
         (preset("a_star_po"), {"micro_batch_size": 3}),
         (FEW_BITS, {"micro_batch_size": 3}),
+        # The last two sample beside the rollout.
+        *((CONTROLS[name], {"sampler": "static"}) for name in ("fixed", "lora", "remax", "vine_ppo")),
         pytest.param(FEW_BITS, {"micro_batch_size": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_memory_settings_change_nothing(
+def test_memory_settings_and_the_static_sampler_change_nothing(
     tmp_path: Path, runtime: dict[str, Any], settings: dict[str, Any], trajectories: Any
 ) -> None:
-    _, rows, state = run(tmp_path, runtime=runtime, **settings)
-    _, base_rows, base_state = trajectories(**settings)
+    outcome, rows, state = run(tmp_path, runtime=runtime, **settings)
+    base, base_rows, base_state = trajectories(**settings)
+    assert (outcome.status, outcome.tokens) == (base.status, base.tokens)
     for step, row in base_rows.items():
         assert rows[step] == pytest.approx(row, rel=2e-3, abs=2e-4), step
     assert all(torch.allclose(state[name], tensor, atol=2e-3) for name, tensor in base_state.items())
+
+
+def test_the_sampler_is_part_of_the_identity_of_training_alone() -> None:
+    def precisions(**changes: Any) -> dict[str, str]:
+        config = smoke(**changes)
+        return {stage.name: stage.precision(config) for stage in STAGES if stage.precision}
+
+    eager, static = precisions(), precisions(runtime__sampler="static")
+    assert set(eager.values()) == {"fp32"}
+    assert precisions(runtime__sampler="eager") == eager
+    assert {name for name in eager if eager[name] != static[name]} == {"train"}
+    assert static["train"] == "fp32, static sampler"
 
 
 @pytest.mark.parametrize("cap", ["wall_clock_h", "generated_tokens", "memory_gib"])
