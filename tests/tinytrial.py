@@ -14,10 +14,9 @@ from pipeline.config.model import ModelConfig
 from pipeline.config.presets import NAME, PRESETS, preset_of
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, choose_trained, choose_trained_critic
 from pipeline.models.anatomy import trunk
-from pipeline.models.critic import calibrated_head
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
-from pipeline.models.policy import ActorCritic, Episodes, response_mask, to_grid
+from pipeline.models.policy import ActorCritic, Episodes, calibrated_head, response_mask, to_grid
 from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics_log import merged

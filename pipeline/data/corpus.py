@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.data.files import TEXT_COLUMNS, clean, held_out, read_splits
-from pipeline.data.hub_data import hub_splits
+from pipeline.data.files import TEXT_COLUMNS, clean, held_out, hub_splits, read_splits
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pipeline.forecast.shapes import ForecastSubject, Shape
 from pipeline.models import cpu
-from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
+from pipeline.models.out_of_memory import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.machine import GIB
 from pipeline.rewards.learned_settings import is_judged
 

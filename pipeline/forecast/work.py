@@ -15,7 +15,7 @@ from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import value_at
 from pipeline.config.train import has_replay, only_watched
 from pipeline.forecast.shapes import ForecastSubject, Shape, Trained
-from pipeline.models.chunking import chunk_tokens, ranking_rows, text_rows
+from pipeline.models.out_of_memory import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import roofline as t4
 from pipeline.rewards.learned_settings import JUDGE, is_judged
 

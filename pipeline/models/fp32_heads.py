@@ -91,8 +91,8 @@ def _widen(head: Any) -> None:
         head.__class__ = Fp32Head
 
 
-def scalar(head: nn.Linear, states: Tensor) -> Tensor:
-    """Apply a head (H, 1) to states (N, H): (N,) in fp32, its operands too."""
+def full_precision(head: nn.Linear, states: Tensor) -> Tensor:
+    """Apply a head (H, n) to states (N, H): (N, n) in fp32, its operands too; (N,) where n is 1."""
     with torch.autocast(states.device.type, enabled=False):
         values: Tensor = head(states.float()).squeeze(-1)
     return values

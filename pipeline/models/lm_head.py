@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, expectation
-from pipeline.models.chunking import chunk_tokens
 from pipeline.models.loading import CausalLM
+from pipeline.models.out_of_memory import chunk_tokens
 from pipeline.models.policy import gather, log_probs
 
 TokenLoss = Callable[[slice, Tensor, Tensor], Tensor]
@@ -36,7 +36,7 @@ class HeadPass:
 
 def chunks(labels: Tensor, vocab: int) -> Iterator[slice]:
     """Slices of the labels (N,), or of anything of N rows, whose (n, vocab) tensors are small
-    (`pipeline.models.chunking.chunk_tokens`)."""
+    (`pipeline.models.out_of_memory.chunk_tokens`)."""
     size, tokens = chunk_tokens(vocab, labels.device.type == "cuda"), len(labels)
     for start in range(0, tokens, size):
         yield slice(start, min(start + size, tokens))

@@ -1,4 +1,5 @@
-"""Number of rows in memory at once: halved when memory runs out, which changes results by rounding alone."""
+"""Rows in memory at once: bounds by the number of tokens, and halves when memory runs out, which changes results by
+rounding alone. Stages work by these bounds, so they are part of their keys."""
 
 from __future__ import annotations
 
@@ -6,6 +7,15 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+
+CHUNK_ELEMENTS, CHUNK_TOKENS, CARD_TOKENS = 2**22, 128, 512
+"""A chunk at the language-modelling head: at most so many (tokens, vocabulary) entries, 16 MiB in fp32, but at least so
+many tokens. Each chunk moves the whole head and its gradient once, 20 bytes a weight: with 128 tokens a T4 would be
+busy with its memory for seven times as long as with its arithmetic, with 512 for three times. On a CPU, larger ones are
+no faster: the allocator maps them afresh."""
+CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
+"""Tokens of all answers of preference pairs or rankings whose activations are kept at once: on a card enough to be busy
+with arithmetic."""
 
 T = TypeVar("T")
 MESSAGES = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -64,3 +74,20 @@ class Room:
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether an allocation failed, on a card or on a CPU."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in MESSAGES)
+
+
+def chunk_tokens(vocab: int, on_card: bool = False) -> int:
+    """Tokens that go through the language-modelling head together."""
+    return max(CHUNK_ELEMENTS // vocab, CARD_TOKENS if on_card else CHUNK_TOKENS)
+
+
+def text_rows(rows: int, tokens: int, vocab: int, on_card: bool = False) -> int:
+    """Texts of `tokens` tokens that a batch of `rows` goes through a language-modelling head by: no more logits than
+    one chunk of PPO's."""
+    return min(rows, max(chunk_tokens(vocab, on_card) // tokens, 1))
+
+
+def ranking_rows(rows: int, ranked: int, tokens: int, on_card: bool = False) -> int:
+    """Rankings of so many answers, of `tokens` tokens each, that a reward model is trained on at once; pairs are
+    rankings of 2."""
+    return min(rows, max((CARD_POSITIONS if on_card else CPU_POSITIONS) // (ranked * tokens), 1))

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
-from pipeline.models.fp32_heads import scalar
+from pipeline.models.fp32_heads import full_precision
 from pipeline.models.out_of_memory import Room
 from pipeline.models.packing import states
 
@@ -209,13 +211,13 @@ class ActorCritic(nn.Module):
             return hidden, None
         if self.critic_trunk is not None:
             return hidden, self.separate_values(episodes)
-        return hidden, scalar(self.value_head, hidden)
+        return hidden, full_precision(self.value_head, hidden)
 
     def separate_values(self, episodes: Episodes) -> Tensor:
         """The values (N,) of a separate critic alone. Raises `ValueError` where there is none."""
         if self.critic_trunk is None or self.value_head is None:
             raise ValueError("no separate critic")
-        return scalar(self.value_head, response_hidden(self.critic_trunk, episodes))
+        return full_precision(self.value_head, response_hidden(self.critic_trunk, episodes))
 
     @property
     def networks(self) -> list[CausalLM]:
@@ -226,3 +228,37 @@ class ActorCritic(nn.Module):
         """Log-probabilities (N, V) and values (N,) at the valid response tokens, both fp32."""
         hidden, values = self.hidden_and_values(episodes)
         return log_probs(self.lm, hidden, temperature), values
+
+
+def save_critic(actor: ActorCritic, path: Path) -> None:
+    """The value head, and of a trunk of its own what is trained, in one file; none without a critic."""
+    if actor.has_critic:
+        tensors = _critic(actor)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def restore_critic(actor: ActorCritic, path: Path) -> None:
+    """Give the critic of `actor` the weights that `save_critic` wrote. Raises `ValueError` where they are those of
+    another kind of critic."""
+    tensors, own = load_file(path), _critic(actor)
+    if other := own.keys() ^ tensors.keys():
+        raise ValueError(f"{path}: it is not this kind of critic: {', '.join(sorted(other))}")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _critic(actor: ActorCritic) -> dict[str, Tensor]:
+    """The tensors of a critic, by name. Beside an adapter the trunk is as the trial found it, and is left out."""
+    tensors = {name: tensor for name, tensor in actor.state_dict().items() if not name.startswith("lm.")}
+    kept = ("value_head.", ".lora_") if any(".lora_" in name for name in tensors) else ("",)
+    return {name: tensor for name, tensor in tensors.items() if any(part in name for part in kept)}
+
+
+def calibrated_head(head: nn.Linear, mean: float, std: float) -> nn.Linear:
+    """Return a head (H, 1) whose output is (that of `head` - mean) / std."""
+    result = nn.Linear(head.in_features, 1).to(head.weight.device)
+    with torch.no_grad():
+        result.weight.copy_(head.weight / std)
+        result.bias.copy_((head.bias - mean) / std)
+    return result

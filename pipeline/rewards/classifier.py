@@ -16,7 +16,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
-from pipeline.rewards.classifier_settings import ClassifierSettings
+from pipeline.rewards.ready_settings import ClassifierSettings
 
 OFFSET = "reward_offset"
 """Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""

@@ -33,14 +33,14 @@ KINDS: dict[str, Kind] = {
     "learned": Kind("Bradley-Terry model", "pipeline.rewards.learned:RewardModel", trained=True),
     "pairwise": Kind(
         "general preference model, for reward.against: reference",
-        "pipeline.rewards.pairwise:PairwiseModel",
+        "pipeline.rewards.learned:PairwiseModel",
         trained=True,
     ),
     "lexicon": Kind("lexicon judge (VADER)", "pipeline.rewards.fluency:LexiconReward"),
     "classifier": Kind(
         "ready sequence classifier",
         "pipeline.rewards.classifier:load",
-        "pipeline.rewards.classifier_settings:ClassifierSettings",
+        "pipeline.rewards.ready_settings:ClassifierSettings",
     ),
     "grammar": Kind("grammar judge", "pipeline.rewards.grammar:GrammarJudge", reads="reviews"),
     "helpful": Kind(
@@ -51,7 +51,7 @@ KINDS: dict[str, Kind] = {
         "pipeline.rewards.grammar:HarmlessJudge",
         reads="insults",
     ),
-    "ocr": Kind("OCR reader (PP-OCR)", "pipeline.rewards.ocr:load", "pipeline.rewards.ocr_settings:OcrSettings"),
+    "ocr": Kind("OCR reader (PP-OCR)", "pipeline.rewards.ocr:load", "pipeline.rewards.ready_settings:OcrSettings"),
     "fluent_lexicon": Kind(
         "lexicon judge (VADER) with a guard against text that no writer would write",
         "pipeline.rewards.fluency:load",

@@ -1,5 +1,5 @@
 """Reward models that are trained on pairs; the one of Bradley and Terry is the reference's trunk with a scalar head on
-the last valid token."""
+the last valid token. The other is general."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models import cpu
-from pipeline.models.chunking import ranking_rows
-from pipeline.models.fp32_heads import scalar
+from pipeline.models.fp32_heads import full_precision
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot, save_head
-from pipeline.models.out_of_memory import Room
+from pipeline.models.out_of_memory import Room, ranking_rows
 from pipeline.models.packing import states
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
@@ -41,6 +40,9 @@ def compared(kind: str) -> Compare:
 
 
 WEIGHT_DECAY = 0.01
+VECTOR_STD = 0.5
+"""Standard deviation of each number of v at the start, for states of unit variance. At 0 the blocks have no gradient,
+and at 1 they drown the score in noise that training has to remove first."""
 
 
 class RewardModel(nn.Module):
@@ -73,7 +75,7 @@ class RewardModel(nn.Module):
         return self._read(last)
 
     def _read(self, states: Tensor) -> Tensor:
-        return scalar(self.head, states)
+        return full_precision(self.head, states)
 
     @staticmethod
     def margin(first: Tensor, second: Tensor) -> Tensor:
@@ -102,6 +104,43 @@ class RewardModel(nn.Module):
     def load(cls, folder: Path, device: torch.device) -> Self:
         model: Self = freeze(cls(load_snapshot(folder / TRUNK, device), load_head(folder / HEAD, device)))
         return model
+
+
+class PairwiseModel(RewardModel):
+    """A general preference model: P(a preferred to b | prompt), which need not be transitive; (B, 1 + d) fp32.
+
+    The reference's trunk embeds each answer to 1 + d numbers, a score s and a vector v of d/2 pairs. The logit is
+
+        logit(a, b) = s(a) - s(b) + sum over l of v_2l-1(a) v_2l(b) - v_2l(a) v_2l-1(b),
+
+    antisymmetric by construction: P(a, b) + P(b, a) = 1 exactly. The blocks are the preference embeddings of Zhang 2024
+    (arXiv 2410.02197), which can represent any cycle; beside Bradley-Terry's score, a transitive preference needs none.
+    An answer is read once, whatever it is compared with, so k opponents cost no more than one.
+    """
+
+    @classmethod
+    def new(cls, lm: CausalLM, cfg: RewardConfig, device: torch.device) -> Self:
+        """The reference's trunk under a random head: scores start near 0, vectors do not."""
+        width = lm.config.hidden_size
+        head = nn.Linear(width, 1 + cfg.pairwise.dimension)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed_of(cfg.seed, "pairwise head"))
+            head.weight[:1].normal_(std=1 / (width + 1))
+            head.weight[1:].normal_(std=VECTOR_STD / width**0.5)
+            head.bias.zero_()
+        return cls(lm, head).to(device)
+
+    @staticmethod
+    def margin(first: Tensor, second: Tensor) -> Tensor:
+        """log P(first, second) / P(second, first) of embeddings (..., 1 + d) that broadcast; (...), nats."""
+        (s, v), (t, w) = ((each[..., 0], each[..., 1:]) for each in (first, second))
+        turned = v[..., 0::2] * w[..., 1::2] - v[..., 1::2] * w[..., 0::2]
+        return s - t + turned.sum(-1)
+
+    @staticmethod
+    def against(mine: Tensor, theirs: Tensor) -> Tensor:
+        """The mean probability of beating k opponents, (B,) in (0, 1); embeddings (B, 1 + d) against (B, k, 1 + d)."""
+        return PairwiseModel.margin(mine.double()[:, None], theirs.double()).sigmoid().mean(1).float()
 
 
 class LearnedReward:

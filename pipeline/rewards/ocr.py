@@ -19,7 +19,6 @@ import textwrap
 import unicodedata
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +34,7 @@ from pipeline.faults import in_words
 from pipeline.models.out_of_memory import Room
 from pipeline.resources.packages import check_extra
 from pipeline.rewards.base import Completions, as_scores
-from pipeline.rewards.ocr_settings import OcrSettings
+from pipeline.rewards.ready_settings import OcrSettings
 
 PAPER, INK = 255, 0
 COLUMNS, CHARACTERS = 48, 480
@@ -46,18 +45,11 @@ UNPRINTABLE = "\ufffd"
 """Stands for a character that cannot be printed. No recogniser of PP-OCR has it, so it is always an error."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """The drawn part of a text."""
+class Written(NamedTuple):
+    """The drawn part of a text, and the number of characters that are not drawn."""
 
     lines: tuple[str, ...]
     cut: int
-    """Characters that are not drawn."""
-
-    @property
-    def text(self) -> str:
-        """The lines with a space between them."""
-        return " ".join(self.lines)
 
 
 def plain(text: str) -> str:
@@ -91,7 +83,7 @@ def render(text: Written, cfg: OcrSettings) -> NDArray[np.uint8]:
     `GRID`."""
     from PIL import Image, ImageDraw, ImageFilter
 
-    seed = hashlib.sha256(f"0\0{text.text}".encode()).digest()[:16]
+    seed = hashlib.sha256(f"0\0{' '.join(text.lines)}".encode()).digest()[:16]
     generator = np.random.default_rng(int.from_bytes(seed, "big"))
     angle = float(generator.uniform(-cfg.rotation, cfg.rotation))
     font = _font(cfg.size)
@@ -128,12 +120,11 @@ def _font(size: int) -> Any:
 
 
 class Reading(NamedTuple):
-    """The text that was read from one image."""
+    """Text of all boxes of an image in reading order, a space between two, and the mean of the detector's confidence
+    over them; 0 where there are none."""
 
     text: str
-    """Text of all boxes in reading order, a space between two."""
     confidence: float
-    """Mean of the detector's confidence over the boxes; 0 where there are none."""
 
 
 Reader = Callable[[NDArray[np.uint8]], Reading]
@@ -228,7 +219,7 @@ class OcrReward:
                     self._known[text] = 0.0
                     continue
                 read, confidence = next(readings)
-                self._known[text] = confidence * (1.0 - character_error_rate(one.text, plain(read), one.cut))
+                self._known[text] = confidence * (1.0 - character_error_rate(" ".join(one.lines), plain(read), one.cut))
         return as_scores([self._known[text] for text in completions.texts])
 
 

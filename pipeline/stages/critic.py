@@ -20,10 +20,9 @@ from pipeline.algorithms.mathematics.advantages import explained_variance, to_go
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
-from pipeline.models.critic import save_critic
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import ActorCritic, Episodes, response_mask
+from pipeline.models.policy import ActorCritic, Episodes, response_mask, save_critic
 from pipeline.models.process import bench
 from pipeline.rewards.scored_samples import SAMPLES, read_scores
 from pipeline.run.layout import write_json

@@ -79,7 +79,7 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     Raises `UserError` with the key, what was searched, and what to do instead.
     """
     if "prompts" in stages:
-        from pipeline.data.hub_data import check_reachable
+        from pipeline.data.files import check_reachable
 
         check_reachable(config.data)
     if config.model.base is not None and {"prompts", "sft"} & set(stages):

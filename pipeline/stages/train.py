@@ -22,10 +22,9 @@ import torch
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.models.adapters import WithoutAdapter, merged
-from pipeline.models.critic import restore_critic, save_critic
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
-from pipeline.models.policy import Episodes
+from pipeline.models.policy import Episodes, restore_critic, save_critic
 from pipeline.models.precision import execution
 from pipeline.models.process import rollout_room
 from pipeline.models.tokenizers import closing_tokens

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.config.model import SftConfig
-from pipeline.models.chunking import text_rows
 from pipeline.models.loading import CausalLM
-from pipeline.models.out_of_memory import Room
+from pipeline.models.out_of_memory import Room, text_rows
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation
 from pipeline.models.texts import IGNORED, collate

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 from tinytrial import LORA_CRITIC, actor, run, trainer
 
-from pipeline.models.critic import restore_critic, save_critic
-from pipeline.models.policy import Episodes
+from pipeline.models.policy import Episodes, restore_critic, save_critic
 
 
 def test_a_critic_from_the_reward_model_starts_with_its_calibrated_scores(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
 from pipeline.models import lm_head as head_module
-from pipeline.models.fp32_heads import fp32_logits, scalar
+from pipeline.models.fp32_heads import fp32_logits, full_precision
 from pipeline.models.lm_head import head_backward
 from pipeline.models.loading import prepared
 from pipeline.models.policy import ActorCritic, log_probs, response_hidden
@@ -156,7 +156,7 @@ def test_values_and_rewards_are_not_rounded() -> None:
     with HALF.autocast(), torch.no_grad():
         hidden, values = actor.hidden_and_values(UNEVEN)
         rewards = scorer(UNEVEN)
-        assert torch.equal(values, scalar(actor.value_head, hidden))
+        assert torch.equal(values, full_precision(actor.value_head, hidden))
     exact = hidden.double() @ actor.value_head.weight.double().t() + 70
     torch.testing.assert_close(values, exact.squeeze(1).float(), rtol=1e-6, atol=1e-5)
     assert rewards.dtype == values.dtype == torch.float32

@@ -11,7 +11,7 @@ import torch
 from helpers import Recorder, smoke
 
 from pipeline.config.loading import load_config
-from pipeline.models.chunking import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
+from pipeline.models.out_of_memory import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.models.process import settle
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, peak_gib

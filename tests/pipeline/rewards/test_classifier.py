@@ -16,7 +16,7 @@ from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
-from pipeline.rewards.classifier_settings import ClassifierSettings
+from pipeline.rewards.ready_settings import ClassifierSettings
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 CPU = torch.device("cpu")

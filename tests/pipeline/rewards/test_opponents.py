@@ -21,9 +21,8 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.rewards.base import Completions, as_scores
-from pipeline.rewards.learned import RewardModel
+from pipeline.rewards.learned import PairwiseModel, RewardModel
 from pipeline.rewards.opponents import OPPONENTS, Against, read_opponents, save_opponents
-from pipeline.rewards.pairwise import PairwiseModel
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome

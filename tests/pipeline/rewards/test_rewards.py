@@ -16,9 +16,8 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
 from pipeline.rewards.collection import accuracy, prefer, split_prompts
-from pipeline.rewards.learned import LearnedReward, RewardModel, train_reward_model
+from pipeline.rewards.learned import LearnedReward, PairwiseModel, RewardModel, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.pairwise import PairwiseModel
 from pipeline.rewards.rankings import Ranked
 from pipeline.rewards.settings import RewardConfig
 

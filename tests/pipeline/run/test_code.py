@@ -17,7 +17,6 @@ from pipeline.stages.graph import STAGES
 
 EVERY = {stage.name for stage in STAGES}
 SCORED = {"reward", "reference", "values", "critic", "train", "evaluate"}
-PAIRWISE = {"reward__kind": "pairwise", "reward__against": "reference"}
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +77,6 @@ def with_a_line(text: str) -> str:
         ("pipeline.rewards.ocr", {}, set()),
         ("pipeline.rewards.ocr", {"reward__kind": "ocr"}, SCORED - {"critic"}),
         ("pipeline.rewards.classifier", {}, set()),
-        ("pipeline.rewards.pairwise", {}, set()),
-        ("pipeline.rewards.pairwise", PAIRWISE, SCORED - {"critic"}),
         ("pipeline.rewards.fluency", {"judge__kind": "lexicon"}, {"judge", *SCORED - {"values", "critic"}}),
         ("pipeline.algorithms.gae", {}, {"train"}),
         ("pipeline.algorithms.baselines", {}, set()),

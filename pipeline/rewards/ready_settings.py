@@ -1,4 +1,4 @@
-"""Settings by which the kind `ocr` draws a completion: the section `ocr` of a reward or a judge."""
+"""Settings of the kinds `classifier` and `ocr`: the sections of these names of a reward or a judge."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Annotated
 from pydantic import Field
 
 from pipeline.config.base import NonNegative, Section
+
+
+class ClassifierSettings(Section):
+    """The model of the kind `classifier`; the score is the log-odds of a label."""
+
+    model: str | None = Field(
+        None, description="hub id or local folder of a sequence-classification model with its tokenizer"
+    )
+    revision: str | None = Field(None, description="commit of a hub id, 40 hexadecimal digits")
+    label: str | None = Field(None, description="the model's name of the output that is wanted; none: its only one")
 
 
 class OcrSettings(Section):
