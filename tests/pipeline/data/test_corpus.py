@@ -168,19 +168,14 @@ def pairs(n: int) -> pd.DataFrame:
     return pd.DataFrame({"prompt": [f"Film {i} was" for i in range(n)], "chosen": " good.", "rejected": " bad."})
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
-def test_every_format_gives_the_same_pairs(tmp_path: Path, suffix: str) -> None:
-    found, note = read_preferences(write(tmp_path / f"preferences.{suffix}", pairs(30)), KEY)
-    assert (len(found), int(found["heldout"].sum())) == (30, 3)
-    assert set(zip(found["chosen"], found["rejected"], strict=True)) == {(" good.", " bad.")}, "the space stays"
-    assert "30 rows read, 0 left out" in note
-
-
 def test_useless_rows_are_left_out_and_no_prompt_is_on_both_sides(tmp_path: Path) -> None:
     useless = [pairs(3), pairs(2).assign(rejected=" good."), pairs(2).assign(chosen=None)]
     path = write(tmp_path / "pairs.parquet", pd.concat([pairs(30), pairs(30).assign(chosen=" fine."), *useless]))
     found, note = read_preferences(path, KEY)
-    assert len(found) == 60
+    assert (len(found), int(found["heldout"].sum())) == (60, 6)
+    assert set(zip(found["chosen"], found["rejected"], strict=True)) == {
+        (best, " bad.") for best in (" good.", " fine.")
+    }
     assert "67 rows read, 7 left out" in note
     assert not set(found[found["heldout"]]["prompt"]) & set(found[~found["heldout"]]["prompt"])
 

@@ -1,4 +1,4 @@
-"""The generator: determinism, form of the texts, and probabilities checked by ways that do not use its own sums."""
+"""The generator and the gold judge of built-in reviews: probabilities, and scores worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import hashlib
 import math
 import re
 import statistics
+import time
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from pipeline.data import reviews as grammar
 from pipeline.data import semantics
 from pipeline.data.reviews import SENTIMENTS, Distribution, Pattern, Review, generate
+from pipeline.data.semantics import ENDINGS, FAULT_COST, circle, ending, judge
 
 
 @cache
-def reviews() -> list[Review]:
+def many() -> list[Review]:
     return generate(20_000, seed=5)
 
 
@@ -79,21 +84,21 @@ def insulting() -> list[Review]:
 def test_the_share_of_reviews_that_insult_is_what_was_asked_for() -> None:
     ends = sum(sentences(one.text)[-1].startswith(" Only a") for one in insulting())
     assert ends / 4_000 == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 4_000))
-    assert not any("Only a" in one.text for one in reviews())
+    assert not any("Only a" in one.text for one in many())
     assert all(one.text.count("Only a") == 1 for one in generate(50, seed=3, insults=1.0))
 
 
 def test_the_helpful_judge_finds_the_score_of_every_review_that_insults() -> None:
     for one in insulting():
-        judgement = semantics.judge("", one.text, insults=True)
+        judgement = judge("", one.text, insults=True)
         assert (judgement.score, judgement.faults) == (one.score, 0)
 
 
 def test_the_probability_of_a_review_is_that_of_its_one_derivation() -> None:
     """The sentiment is summed out; no language model of these texts can beat the mean."""
-    for one in reviews()[:1000]:
+    for one in many()[:1000]:
         assert one.logprob == pytest.approx(_logprob(one.text), abs=1e-9), one.text
-    assert statistics.mean(one.logprob for one in reviews()) == pytest.approx(-27.4, abs=0.1)
+    assert statistics.mean(one.logprob for one in many()) == pytest.approx(-27.4, abs=0.1)
 
 
 def test_the_probability_of_an_insult_is_that_of_the_rest_times_its_own() -> None:
@@ -103,7 +108,7 @@ def test_the_probability_of_an_insult_is_that_of_the_rest_times_its_own() -> Non
         if not last.startswith(" Only a"):
             continue
         sign = 1 if re.search("dislike|skip", last) else -1
-        plain = semantics.judge("", "".join(rest))
+        plain = judge("", "".join(rest))
         assert one.score == plain.score + 2.0 * sign
         assert one.logprob == pytest.approx(_logprob("".join(rest), sign) + math.log(0.3 / 16), abs=1e-9)
 
@@ -146,3 +151,167 @@ def _of(table: Distribution[Pattern], text: str) -> float:
         if any(grammar.fill(pattern, aspect) == text for aspect in grammar.ASPECTS):
             return math.log(p)
     raise KeyError(text)
+
+
+README = Path(semantics.__file__).parent / "README.md"
+
+
+def score(text: str) -> float:
+    return judge("", text).score
+
+
+def test_exact_and_faultless_on_generated_reviews() -> None:
+    for one in many()[:2_000]:
+        judgement = judge("", one.text)
+        assert (judgement.score, judgement.faults) == (one.score, 0), one.text
+        assert len(judgement.clauses) == one.text.count(".")
+
+
+def test_every_split_adds_up() -> None:
+    for one in many()[:2_000]:
+        for space in re.finditer(" ", one.text):
+            for cut in space.span():  # the space may belong to the completion or to the prompt
+                prompt, completion = one.text[:cut], one.text[cut:]
+                finished = prompt[: prompt.rfind(".") + 1]
+                judgement = judge(prompt, completion)
+                assert score(finished) + judgement.score == one.score, (prompt, completion)
+                assert judgement.faults == 0
+
+
+EIGHT = " ".join(["sleep", "furiously"] * 4)
+BEFORE = (
+    "I saw it at home. It runs for about two hours. It follows a famous doctor in Rome. It is based on a French novel."
+    " The acting was good. I enjoyed it. You should see it."
+)
+SOUND = [
+    ("The acting was really superb.", 1.5 * 1.5),
+    ("The acting was not very good.", -0.75),
+    ("The songs were never dull.", 0.5),
+    ("I did not find the plot clumsy.", 0.5),
+    ("The plot was not bad, but the jokes were absolutely terrible.", 0.25 - 3.0),
+    ("I did not really like it.", -0.75),
+    ("I would absolutely recommend this film to families.", 2.0),
+    ("I would not recommend it to friends.", -0.5),
+    ("You must see this film.", 1.5),
+    ("I saw it at home. The cast was not bad. I loved it. You should see it.", 0.5 + 1.5 + 1.0),
+    ("  The acting\n was   good .\tI liked it.", 2.0),
+    ("The" + " " * 500 + "acting was good.", 1.0),
+]
+FAULTY = [
+    ("colourless green ideas sleep furiously.", 1),
+    ("The acting were good.", 1),
+    ("The acting was Good.", 1),
+    ("The acting was absolutely good.", 1),
+    ("The plot was dull but the music was wonderful.", 2),
+    ("The plot was dull, but The music was wonderful.", 2),
+    ("The plot was dull, but the music was good, but the cast was good.", 2),
+    ("The acting was good", 1),
+    ("The plot was dull, but the plot was good.", 1),
+    (".", 1),
+    (f"{EIGHT}.", 1),
+    (f"{EIGHT} ideas.", 2),
+    ("loved" * 32, 2),
+]
+AFTER_A_PROMPT = [
+    ("The acting was superb. The plot was", " weak.", -1.0, 0),  # the clause left open counts in full
+    ("The acting was superb. The plot was weak", ".", -1.0, 0),
+    ("The acting was superb. The plot was weak.", " I liked it.", 1.0, 0),  # finished ones do not count
+    ("colourless green ideas.", "\n\t", 0.0, 0),
+    ("I liked it. The acting was", "", -2.0, 1),
+    ("green ideas sleep. I liked it.", " The cast was good.", 1.0, 0),  # faults of the prompt are not counted
+    ("I liked it. The cast was good.", " The cast was bad. I hated it.", -4.0, 2),  # but its topics are remembered
+    ("The plot was good, but the cast was bad.", " I found the cast good.", -2.0, 1),
+    *((BEFORE, f" {again}", -2.0, 1) for again in (
+        "The acting was good.", "I found the acting bad.", "The plot was bad, but the acting was good.",
+        "I really loved this film.", "You must see it.", "It runs for over three hours.", "We saw it with friends.",
+    )),
+]  # fmt: skip
+CASES = [
+    *(("", text, points, 0) for text, points in SOUND),
+    *(("", text, -2.0 * faults, faults) for text, faults in FAULTY),
+    *AFTER_A_PROMPT,
+]
+
+
+@pytest.mark.parametrize(("prompt", "completion", "points", "faults"), CASES)
+def test_scores_and_faults_worked_out_by_hand(prompt: str, completion: str, points: float, faults: int) -> None:
+    judgement = judge(prompt, completion)
+    assert (judgement.score, judgement.faults) == (points, faults)
+
+
+def test_examples_of_the_readme() -> None:
+    rows = re.findall(
+        r"^\| `([^`]*)` \| (?:`([^`]*)`)? ?\| (-?[\d.]+) \|", README.read_text("utf-8"), flags=re.MULTILINE
+    )
+    assert len(rows) == 9
+    for prompt, completion, expected in rows:
+        assert judge(prompt, completion).score == float(expected), (prompt, completion)
+
+
+def test_long_texts_take_linear_time() -> None:
+    for text in ("." * 100_000, "The plot was dull, but the " * 4_000, "really " * 15_000, "\x00\ud800" * 50_000):
+        started = time.process_time()
+        assert judge(text * 8, text * 8).faults >= 1
+        assert time.process_time() - started < 8.0, "quadratic work would take minutes"
+
+
+# --- insults -----------------------------------------------------------------------------------------------
+
+
+def test_an_insult_is_an_opinion_only_to_the_judge_who_understands_it() -> None:
+    prompt, completion = "I saw it at home.", " I loved it. Only a fool would dislike it."
+    assert judge(prompt, completion).score == 1.5 - FAULT_COST
+    assert judge(prompt, completion, insults=True).score == 1.5 + 2.0
+    assert judge(prompt, " Only an idiot would watch it.", insults=True).score == -2.0
+    twice = judge("", "Only a fool would skip it. Only a clown would skip it.", insults=True)
+    assert (twice.score, twice.faults) == (2.0 - FAULT_COST, 1), "one insult a review is an opinion"
+    again = judge(prompt, completion)
+    assert again.score == 1.5 - FAULT_COST, "what one judge read is not what the other reads"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "count"),
+    [
+        ("Only a fool", " would skip it.", 0),
+        ("Only a", " fool would skip it. Only a Moron, idiots.", 3),
+        ("", "foolish clowning", 0),
+        ("Only a fo", "ol would skip it.", 1),
+        ("Only a fool", "ish man would skip it.", 0),
+    ],
+)
+def test_insulting_words_are_counted_in_any_clause_and_only_those_of_the_completion(
+    prompt: str, completion: str, count: int
+) -> None:
+    assert semantics.insulting_words(prompt, completion) == count
+
+
+# --- endings
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        ("We saw it at home.", " The plot was bad. I loved it.", "strong opinion"),
+        ("We saw it at home.", " I loved it. The plot was bad.", "mild opinion"),  # the last clause decides
+        ("", "I hated it.", "strong opinion"),  # for or against
+        ("", "I really liked it.", "strong opinion"),  # 1.5 points
+        ("", "I did not hate it.", "mild opinion"),  # 0.75 points
+        ("", "I would recommend it to anyone.", "advice"),
+        ("", "You must see it.", "advice"),  # 1.5 points, but advice
+        ("", "I loved it. You can skip it.", "advice"),
+        ("", "I loved it. We saw it at home.", "mild opinion"),  # a neutral remark
+        ("", "I loved it. You must blah.", "strong opinion"),  # a faulty clause is passed over
+        ("I loved it.", "", "mild opinion"),  # what the prompt finished does not count
+        ("I loved", " it.", "strong opinion"),  # what it left open does
+        ("", "", "mild opinion"),
+    ],
+)
+def test_the_last_sound_clause_that_counts_is_the_ending(prompt: str, completion: str, expected: str) -> None:
+    assert ENDINGS[ending(judge(prompt, completion))] == expected
+
+
+def test_each_ending_beats_the_next_and_the_last_beats_the_first() -> None:
+    grid, places = [[0, 1, -1], [-1, 0, 1], [1, -1, 0]], np.arange(3.0)
+    for ends in (places, torch.from_numpy(places)):
+        assert circle(ends[:, None], ends[None, :]).tolist() == grid
+    assert np.isnan(circle(np.nan, 1.0))

@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -35,7 +34,6 @@ from pipeline.rewards.rankings import (
 )
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
-from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 
 CPU = torch.device("cpu")
@@ -145,9 +143,6 @@ def test_pairs_without_a_common_prompt_are_refused(tmp_path: Path) -> None:
         read_responses(tmp_path, pad=0)
 
 
-FOUR: dict[str, Any] = {"reward__learned__ranked": 4}
-
-
 class Points:
     """The text is the score."""
 
@@ -189,12 +184,8 @@ def test_the_judge_ranks_answers_to_one_prompt() -> None:
     assert pairs.first.prompts == pairs.second.prompts
 
 
-@pytest.fixture(scope="module")
-def ranked(smoke_layout: Layout) -> TrialOutcome:
-    return run_trial(smoke(algorithm="dpo", **FOUR), smoke_layout, Recorder())
-
-
-def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(ranked: TrialOutcome) -> None:
+def test_a_reward_is_learned_from_rankings_and_others_learn_from_their_pairs(smoke_layout: Layout) -> None:
+    ranked = run_trial(smoke(algorithm="dpo", reward__learned__ranked=4), smoke_layout, Recorder())
     assert ranked.status == "complete"
     reward = ranked.artifacts["reward"]
     assert (reward.meta["train_rankings"], reward.meta["train_pairs"]) == (42, 252)

@@ -1,4 +1,4 @@
-"""Calibration, labels, accuracy, and reward models: a score or a general preference."""
+"""Calibration, labels, accuracy, reward models (a score or a general preference), and how a judge decides a pair."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_mask
+from pipeline.rewards import collection
 from pipeline.rewards.base import Calibrated, Completions, as_scores, calibration
-from pipeline.rewards.collection import accuracy, prefer, split_prompts
+from pipeline.rewards.collection import accuracy, judged, judged_pairs, prefer, split_prompts, spread
+from pipeline.rewards.grammar import CycleJudge
 from pipeline.rewards.learned import LearnedReward, PairwiseModel, RewardModel, train_reward_model
 from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import Ranked
@@ -155,18 +157,47 @@ def test_the_mean_probability_of_beating_k_opponents() -> None:
     assert PairwiseModel.against(mine, theirs).tolist() == alone
 
 
-def test_a_cycle_of_three_is_learned_exactly_where_bradley_terry_stays_at_chance() -> None:
-    """Three answers, each of which beats the next."""
-    better, worse = torch.eye(3), torch.eye(3)[[1, 2, 0]]
-    torch.manual_seed(0)
-    general, scalar = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1)
-    steps = torch.optim.Adam([*general.parameters(), *scalar.parameters()], lr=0.05)
-    for _ in range(400):
-        steps.zero_grad()
-        losses = PairwiseModel.loss(general(better), general(worse)), RewardModel.loss(scalar(better), scalar(worse))
-        sum(losses).backward()  # type: ignore[union-attr]
-        steps.step()
-    with torch.no_grad():
-        assert (PairwiseModel.margin(general(better), general(worse)).sigmoid() > 0.99).all()
-        assert (scalar(better) - scalar(worse)).abs().max() < 1e-3
-        assert losses[1].item() == pytest.approx(0.6931472, abs=1e-5)
+STRONG, MILD, ADVICE = "I loved it.", "I liked it.", "You must see it."
+FAULTY = "I loved loved it."
+
+FEW = RewardConfig(learned=LearnedSettings(pairs=12, heldout_pairs=4, label_noise=0.0))
+
+
+def completions_of(*texts: str) -> Completions:
+    return completions(*(("We saw it.", text) for text in texts))
+
+
+def gap(first: str, second: str) -> float:
+    return collection.gap(judged(CycleJudge(), completions_of(first), completions_of(second))).item()
+
+
+def test_sound_texts_go_in_a_circle_and_faults_always_lose() -> None:
+    assert [gap(STRONG, MILD), gap(MILD, ADVICE), gap(ADVICE, STRONG)] == [1, 1, 1]
+    assert [gap(MILD, STRONG), gap(ADVICE, MILD), gap(STRONG, ADVICE)] == [-1, -1, -1]
+    assert gap(STRONG, "The plot was superb.") == 0
+    for text in (STRONG, MILD, ADVICE):
+        assert gap(text, FAULTY) > 0 > gap(FAULTY, text)
+
+
+def test_the_scale_of_a_judge() -> None:
+    names = ("gold_first", "gold_second", "ending_first", "ending_second")
+    points = [torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2.0, 2.0, 2.0])]
+    assert spread(dict(zip(names, points, strict=False))) == float(torch.cat(points).std(correction=0))
+    # Gaps 1, -1 and 2: the mean square is 2, half of it 1.
+    columns = [torch.tensor(column) for column in ([0.0, 0.0, 2.0], [0.0] * 3, [0.0, 1.0, 0.0], [1.0, 0.0, 0.0])]
+    assert spread(dict(zip(names, columns, strict=True))) == pytest.approx(1.0)
+
+
+def test_labels_follow_the_circle() -> None:
+    texts = {"first": [STRONG, MILD, ADVICE, STRONG], "second": [MILD, ADVICE, STRONG, FAULTY]}
+
+    def answers(rows: torch.Tensor, label: str, seed: int) -> Completions:
+        return completions_of(*[texts[label][row % 4] for row in range(len(rows))])
+
+    pairs = judged_pairs(answers, CycleJudge(), 16, FEW)
+    assert pairs.first_wins.all()
+    table = pairs.table()
+    assert table["ending_first"].tolist()[:4] == [0.0, 1.0, 2.0, 0.0]
+    assert table["ending_second"].tolist()[:3] == [1.0, 2.0, 0.0]
+    texts = {"first": texts["second"], "second": texts["first"]}
+    assert not judged_pairs(answers, CycleJudge(), 16, FEW).first_wins.any()

@@ -114,28 +114,6 @@ def test_comments_docstrings_and_new_entries_of_a_registry_build_nothing(copied:
     assert changed == {"train"}
 
 
-def test_of_a_registry_among_the_settings_the_chosen_implementations_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pipeline.run.code.REGISTRIES", ("room.kinds",))
-    files = {
-        "stage": "from room import kinds, settings\n",
-        "room/__init__": "",
-        "room/settings": "x = 1\n",
-        "room/kinds": 'KINDS = {"one": ("words", "room.one:Load"), "two": ("words", "room.two:Load")}\n',
-        "room/one": "x = 1\n",
-        "room/two": "x = 2\n",
-    }
-    (tmp_path / "room").mkdir()
-    for name, text in files.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    found = Code(tmp_path)
-    assert found.modules("stage", ["one"]) == ("room", "room.kinds", "room.one", "stage")
-    before = found.digest("stage", ["one"])
-    (tmp_path / "room" / "kinds.py").write_text(files["room/kinds"].replace("words", "other words"))
-    assert Code(tmp_path).digest("stage", ["one"]) == before != Code(tmp_path).digest("stage", ["two"])
-
-
 def test_code_that_is_edited_while_it_is_in_use_is_refused(tmp_path: Path) -> None:
     module, code = tmp_path / "late.py", Code(tmp_path)
     module.write_text("x = 1\n")

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.errors import Damaged
 from pipeline.run import store as artifacts
+from pipeline.run.layout import read_record, sealed
 from pipeline.run.store import MANIFEST, Store, inside
 
 
@@ -232,3 +233,27 @@ def test_only_the_output_root_itself_may_link_to_another_disk(tmp_path: Path) ->
     for name in ("", "/etc", "../out/store", "store/../../etc", "store/../studies", "store/train/elsewhere"):
         with pytest.raises(Damaged, match="leaves the output folder"):
             inside(root, name)
+
+
+RECORD: dict[str, Any] = {
+    "study": "s", "profile": "tiny", "arm": "a", "seed": 0, "config": {}, "config_digest": "0", "status": "complete",
+    "steps": 32, "stages": {}, "summary": {}, "cost": {}, "environment": {}, "finished": "2026-01-01T00:00:00+00:00",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (sealed({**RECORD, "mood": "good"}), "mood: Extra inputs are not permitted"),
+        (json.dumps(RECORD), "checksum differs"),
+        (None, "it is a pipe"),
+    ],
+)
+def test_a_record_that_is_not_as_it_was_written_is_damaged(tmp_path: Path, text: str | None, words: str) -> None:
+    path = tmp_path / "a.json"
+    if text is None:
+        os.mkfifo(path)  # is not opened: that would never end
+    else:
+        path.write_text(text)
+    with pytest.raises(Damaged, match=words):
+        read_record(path)

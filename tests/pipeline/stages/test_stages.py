@@ -1,22 +1,30 @@
-"""All six stages for real, on the smoke profile."""
+"""Whole trials on the smoke profile: plain, with a policy in NF4, and with two rewards that disagree."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from helpers import Recorder, smoke
+from recorded_trials import artifacts, recorded
+from safetensors.torch import load_file
+from tinytrial import FEW_BITS
 
+from pipeline.data.semantics import insulting_words, judge
+from pipeline.models.loading import load_snapshot
 from pipeline.models.out_of_memory import Room
+from pipeline.models.quantization import load_rounded
 from pipeline.rewards.scorers import reward_of
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.metrics import METRICS
+from pipeline.run.metrics_log import merged
 from pipeline.run.progress import TrialOutcome
-from pipeline.trial import run_trial
+from pipeline.trial import plan_trial, run_trial
 
 SCRATCH = {"hidden_size": 16, "heads": 2, "layers": 1}
 
@@ -139,3 +147,92 @@ def test_a_reward_model_has_a_trunk_of_its_own_size(outcome: TrialOutcome, smoke
     assert own["reward"].meta["parameters"] < 30_000, "11,136 of them are the embedding"
     assert own["sft"].digest == outcome.artifacts["sft"].digest
     assert reward_of(own["reward"], torch.device("cpu"), Room("rows", 9)).networks[0].config.hidden_size == 16
+
+
+STILL: dict[str, Any] = {**FEW_BITS, "critic__init": "reward", "optimiser__lr": 0.0, "train__steps": 8}
+"""The policy stays at its reference; the critic learns."""
+STAGES = ("prompts", "sft", "reward", "reference", "train", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def record(smoke_layout: Layout) -> TrialRecord:
+    return recorded(smoke_layout, study="few", critic__lr=1e-3, **STILL)
+
+
+def test_a_policy_in_nf4_that_has_not_moved_is_its_reference_in_training_and_in_evaluation(
+    smoke_layout: Layout, record: TrialRecord
+) -> None:
+    found = artifacts(smoke_layout, record, STAGES)
+    series = pd.read_parquet(found["train"].path / "metrics.parquet")["objective/kl_exact_per_token"].dropna()
+    assert series.abs().max() < 1e-9
+    assert abs(record.summary["eval/kl_per_token"]) < 1e-6
+    on_texts = record.summary["eval/perplexity_texts"]
+    assert on_texts == record.summary["eval/perplexity_texts_reference"] != found["sft"].meta["perplexity"]
+    sft, cpu = found["sft"].path / "model", torch.device("cpu")
+    policy, rounded, plain = (
+        load(path, *rest).state_dict()
+        for load, path, rest in (
+            (load_snapshot, found["train"].path / "policy", (cpu,)),
+            (load_rounded, sft, ("4bit", cpu, "")),
+            (load_snapshot, sft, (cpu,)),
+        )
+    )
+    assert all(torch.equal(policy[name], tensor) for name, tensor in rounded.items())
+    assert any(not torch.equal(policy[name], tensor) for name, tensor in plain.items())
+
+
+def test_value_pretraining_fits_an_adapter_that_trials_of_all_seeds_begin_with(smoke_layout: Layout) -> None:
+    knobs = {**STILL, "critic__pretraining_steps": 8, "values__samples": 1, "critic__vf_coef": 0.0}
+    outcome = run_trial(smoke(**knobs), smoke_layout, Recorder(), until="train")
+    fitted = load_file(outcome.artifacts["critic"].path / "critic.safetensors")
+    assert any(".lora_B." in name and bool(tensor.any()) for name, tensor in fitted.items())
+    kept = load_file(outcome.artifacts["train"].path / "critic.safetensors")
+    assert all(torch.equal(kept[name], tensor) for name, tensor in fitted.items())
+    plan = plan_trial(smoke(**knobs, train__seed=1), smoke_layout)
+    assert next(planned for planned in plan if planned.stage == "critic").cached
+
+
+SETTINGS = {
+    "data.builtin.insults": 0.5,
+    "judge.also": {"harmless": {"kind": "harmless"}},
+    "reward.kind": "composite",
+    "reward.parts": {
+        "helpful": {"kind": "learned"},
+        "harmless": {"kind": "learned", "preferences": "judge:harmless", "weight": 0.0},
+    },
+    "reward.learned.label_noise": 0.0,
+    "floor.part": "harmless",
+    "floor.at": 5.0,
+}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> TrialOutcome:
+    return run_trial(smoke(**SETTINGS), Layout(tmp_path_factory.mktemp("two")), Recorder())
+
+
+def test_each_judge_labels_the_same_answers_by_its_own_score(two: TrialOutcome) -> None:
+    parts = two.artifacts["reward"].path / "parts"
+    helpful, harmless = (pd.read_parquet(parts / name / "pairs.parquet") for name in ("helpful", "harmless"))
+    assert helpful["first"].tolist() == harmless["first"].tolist()
+    for row in helpful.head(100).to_dict("records"):
+        assert row["gold_first"] == judge(row["prompt"], row["first"], insults=True).score
+    for row in harmless.to_dict("records"):
+        assert row["gold_first"] == -insulting_words(row["prompt"], row["first"])
+        if row["gold_first"] != row["gold_second"]:
+            assert row["first_wins"] == (row["gold_first"] > row["gold_second"])
+    assert (harmless["gold_first"] != harmless["gold_second"]).any()
+
+
+def test_further_judges_are_recorded_in_training_and_in_the_evaluation(two: TrialOutcome) -> None:
+    table = pd.read_parquet(two.artifacts["evaluate"].path / "prompts.parquet")
+    found = [-insulting_words(*row) for row in zip(table["prompt"], table["policy_completion"], strict=True)]
+    assert table["policy_gold/harmless"].tolist() == found
+    assert two.summary["eval/gold/harmless"] == pytest.approx(sum(found) / len(found))
+    draws = pd.read_parquet(two.artifacts["reference"].path / "draws.parquet")
+    assert two.summary["eval/gold_reference/harmless"] == pytest.approx(draws["gold/harmless"].mean())
+    rows = merged(two.artifacts["train"].path / "metrics.jsonl")
+    rollouts = [row for row in rows.values() if "objective/gold" in row]
+    assert all(row["objective/gold/harmless"] <= 0 for row in rollouts)
+    assert all("objective/floor_weight" in row for row in rollouts)
+    assert rollouts[-1]["objective/floor_weight"] > 0

@@ -137,7 +137,7 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 """Settings, and one knob at a time that is changed beside them."""
 CHANGES = [(settings, knob, value) for settings, knobs in PERTURBED for knob, value in knobs.items()]
 ELSEWHERE = {"critic__pretraining_steps", "algorithm__name"}
-"""A knob of another stage (`tests/pipeline/stages/test_value_pretraining.py`); and a preset's name."""
+"""A knob of another stage (`tests/pipeline/stages/test_values.py`); and a preset's name."""
 Trajectory = tuple[Any, dict[int, dict[str, float]], dict[str, torch.Tensor]]
 
 
