@@ -15,8 +15,12 @@ from rich.console import Console
 
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Reporter
+from pipeline.run.symptoms import Symptom
+from studies.claims.falsifiers import Verdict
+from studies.claims.symptoms import ArmHealth
 from studies.console import cli
 from studies.console.plan import _time, print_plan
+from studies.console.summary import claim_table, print_health
 from studies.definition.design import cells
 from studies.definition.schema import Study
 from studies.execution.hand import Inline
@@ -97,16 +101,35 @@ def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: W
     assert any("does not fit" in line for line in shown(study, layout, **sizes))
 
 
-def test_plan_lists_the_settings_of_an_algorithm_name(write_study: Write, layout: Layout) -> None:
-    layout.root.mkdir(parents=True)
-    group, idle = {"algorithm.name": "gspo", "algorithm.clip.epsilon": 0.001}, {"algorithm.name": "best_of_n"}
-    study = write_study().model_copy(update={"arms": {"weak": {}, "strong": group, "idle": idle}})
-    lines = shown(study, layout)
-    plain, grouped = (line for line in lines if "trained by" in line)
-    assert plain.startswith("weak: trained by PPO: advantage gae, ratio token, trust_region clip")
-    assert grouped.startswith("strong: trained by GSPO: advantage group_norm, ratio sequence_mean, trust_region clip")
-    assert grouped.endswith("clip.epsilon 0.001, clip.epsilon_high 0.0004")
-    assert "idle: not trained; best of n: advantage none, evaluate.best_of 8" in lines
-    assert sum(line.startswith("idle: all seeds give the same result") for line in lines) == 1
-    plan = {cell.arm: cell for cell in cells(study, None, SMALL)}
-    assert (plan["weak"].steps, plan["idle"].steps) == (64, 0)
+def test_the_verdicts_of_many_trials_are_one_row_for_each_claim() -> None:
+    verdicts = [
+        Verdict("drift", arm, seed, "FALSIFIED" if arm == "a" and seed else "SURVIVED", None, None, 1, f"{arm}{seed}")
+        for arm in ("a", "b")
+        for seed in range(3)
+    ]
+    verdicts += [Verdict("wins", "b", 0, "NOT TESTED", None, None, 0, "no record")]
+    text = io.StringIO()
+    Console(file=text, width=200).print(claim_table(verdicts))
+    _, drift, wins = text.getvalue().splitlines()
+    assert re.split(r"\s{2,}", drift.strip())[1:] == [
+        "FALSIFIED", "2 FALSIFIED, 4 SURVIVED", "a 2/3 FALSIFIED, such as seed 1 of a: a1",
+    ]  # fmt: skip
+    assert wins.strip().endswith("b 1/1 NOT TESTED, such as seed 0 of b: no record")
+
+
+KL = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "raise kl.beta")
+RATIO = Symptom("policy/ratio", "above", 1.1, 20, 100, 4, "explodes", "lower optimiser.lr")
+
+
+def printed(*arms: ArmHealth) -> str:
+    text = io.StringIO()
+    print_health(Console(file=text, width=200), arms)
+    return text.getvalue()
+
+
+def test_unhealthy_arms_are_named_with_the_worst_symptom() -> None:
+    assert printed(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL, RATIO), 8: (RATIO,)})) == (
+        "Health: unhealthy in 2 of 8 judged trials\n"
+        "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4."
+        " Likely cause: far. Try: raise kl.beta. Also outside: policy/ratio.\n\n"
+    )

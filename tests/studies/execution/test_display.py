@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import io
+import json
 import time
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pytest
 from light_study import record_of
 from rich.console import Console
 
 from studies.claims.falsifiers import Verdict
+from studies.execution import status as status_file
 from studies.execution.display import Display
-from studies.execution.status import Status
+from studies.execution.status import Status, StatusFile, read_status
 
 BEGAN = time.time()
 
@@ -75,3 +80,26 @@ def test_the_live_table_shows_running_and_ended_trials_and_how_old_a_status_is()
     assert [name for name in rows if name.startswith("weak")] == [f"weak {n:>7}" for n in range(4, 12)]
     assert "64/64" in rows["weak      11"]  # an ended trial shows the gradient steps that it took
     assert "ended: 12 of 20 trials" in text.getvalue()
+
+
+def test_a_status_shows_how_far_a_trial_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, written = tmp_path / "status" / "a.json", list[int]()
+    assert read_status(path) is None
+    file = StatusFile(path, "weak seed 0", False, lambda: written.append(1))
+    file.stage("sft", "building", "key")
+    file.stage("sft", "built", "key")
+    file.follow(tmp_path / "metrics.jsonl")
+    file.progress("train", 32, 64, "resumed")
+    for step in range(1000):
+        file.progress("train", step, 1000)
+        file.metrics(step, {"policy/entropy": float(step)})
+    assert len(written) < 10
+    file.warn("odd")
+    found = read_status(path)
+    assert found is not None
+    assert (found.stages["sft"][0], found.stage, found.done, found.total) == ("built", "train", 999, 1000)
+    assert (found.resumed, found.values, found.warnings) == (32, {"policy/entropy": 999.0}, ["odd"])
+    file.end("complete")
+    assert json.loads(path.read_text())["outcome"] == "complete"
+    monkeypatch.setattr(status_file, "write_atomic", Mock(side_effect=OSError(28, "No space left on device")))
+    file.end("failed", "a full disk keeps it from nothing")

@@ -1,8 +1,9 @@
-"""A study in MLflow's own database: everything arrives once, and comes back when it is lost."""
+"""A study in MLflow's own database, and the thread that sends it: everything arrives once."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,14 +12,17 @@ from typing import Any
 import pytest
 from fake_trial import SHORT
 from filelock import FileLock
+from light_study import wait_for
 from tracked_study import Tracked
 
+from pipeline.errors import Damaged
 from pipeline.run.metrics_log import MetricsLog
 from studies.claims.registration import read_chain
 from studies.definition.schema import load_study
-from studies.tracking import store, sync
+from studies.tracking import background, store, sync
+from studies.tracking.background import Background
 from studies.tracking.runs import Runs
-from studies.tracking.sync import Synced
+from studies.tracking.sync import Running, Synced
 from studies.tracking.view import TAG, saved_view
 
 WHOLE = 4 * (20 + 4 + 1) + 1
@@ -302,3 +306,60 @@ def test_one_process_at_a_time(make: Callable[..., Tracked]) -> None:
     tracked = make(SHORT)
     with FileLock(tracked.folder.path / ".mlflow.lock"):
         assert tracked.sync() is None
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "EVERY_S", 0.01)
+    monkeypatch.setattr(background, "AGAIN_S", 0.01)
+    monkeypatch.setattr(background, "PATIENCE_S", 0.2)
+
+
+@pytest.fixture
+def trial(make: Callable[..., Tracked]) -> Running:
+    return make().running(0, 1)
+
+
+def test_it_sends_what_runs_and_the_rest_at_the_end(trial: Running) -> None:
+    passes: list[dict[str, Any]] = []
+    answers = iter([None])  # another process sends meanwhile
+    last = {"status": "complete", "verdicts": [1]}
+
+    def send(*, warn: Callable[[str], None], **how: Any) -> Synced | None:
+        passes.append(how)
+        return next(answers, Synced(True, 0)) if how == last else Synced(True, 0)
+
+    running = [trial]
+    thread = Background(send, lambda: running[:], print)
+    thread.begin()
+    wait_for(lambda: {"running": [trial]} in passes)
+    running.clear()
+    wait_for(lambda: passes[-1] == {"running": []})
+    thread.end("complete", verdicts=[1])
+    assert passes[-2:] == [last, last]
+
+
+def test_damage_is_raised_at_the_end(trial: Running) -> None:
+    def send(**how: Any) -> Synced:
+        raise Damaged(trial.metrics, "it is no record")
+
+    thread = Background(send, lambda: [trial], print)
+    thread.begin()
+    with pytest.raises(Damaged, match="it is no record"):
+        thread.end("complete")
+
+
+@pytest.mark.parametrize("status", ["interrupted", "complete"])
+def test_only_a_complete_study_waits_for_a_server_that_hangs(status: str) -> None:
+    release, warnings = threading.Event(), list[str]()
+
+    def send(**how: Any) -> Synced:
+        release.wait(60)
+        return Synced(True, 0)
+
+    if status == "complete":
+        threading.Timer(1.0, release.set).start()
+    Background(send, list, warnings.append).end(status)
+    assert release.is_set() == (status == "complete")
+    assert len(warnings) == 1
+    release.set()
