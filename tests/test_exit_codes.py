@@ -77,7 +77,7 @@ def test_an_output_root_that_takes_no_log_does_not_hide_the_fault(tmp_path: Path
     (tmp_path / "log").write_text("a file stands in the way")
     done = ended(RuntimeError("boom"), tmp_path)
     assert done.exit_code == FAULT
-    assert "RuntimeError: boom; details: " in done.stderr
+    assert "RuntimeError: boom; set ABLATE_TRACEBACK=1" in done.stderr
 
 
 @pytest.mark.parametrize("write", ["print", "rich"])
