@@ -57,7 +57,7 @@ def measure(name: str, root: Path, parts: bool = False) -> dict[str, tuple[float
     peaks = {}
     for stage, components in found.stages.items():
         cost = json.loads(next((root / "out" / "store" / stage).glob("*/log/cost.json")).read_text())
-        peaks[stage] = found.stage_gib(stage), cost["peak_memory_gib"]
+        peaks[stage] = found.peaks[stage], cost["peak_memory_gib"]
         if parts:
             print("   ", stage, {key: round(size, 2) for key, size in components.items()}, flush=True)
     return peaks

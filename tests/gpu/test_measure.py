@@ -96,7 +96,7 @@ def test_a_trial_of_the_profile_t4(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "precision": execution(config)["precision"],
         "parameters": f"{forecast.parameters / 1e6:.1f} M, {forecast.trained / 1e6:.1f} M trained",
         "notes": "; ".join(probe.notes),
-        "memory by stage": [beside(stage, forecast.stage_gib(stage), peak) for stage, peak in peaks.items()],
+        "memory by stage": [beside(stage, forecast.peaks[stage], peak) for stage, peak in peaks.items()],
         "seconds by phase of an update": seconds_by_phase(probe.updates),
     }
     for name, value in recorded.items():
