@@ -26,7 +26,7 @@ settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--benchmarks", action="store_true", help="run tests/benchmarks, and print what they measure")
     parser.addoption("--cases", type=int, default=54, help="of `make fuzz`: cases of all kinds together")
-    parser.addoption("--runs", type=int, help="of `make faults`: disturbed studies, of all faults in turn")
+    parser.addoption("--runs", type=int, help="of `make faults`: number of studies to disturb, by each fault in turn")
     parser.addoption("--fault", action="append", help="of `make faults`: this fault alone; repeatable")
     parser.addoption("--seed", type=int, help="of `make fuzz` and `make faults`")
 

@@ -122,7 +122,9 @@ class ReplayConfig(Section):
     """States of a rollout, sampled onwards by the policy that made it and scored: what they are worth, without a
     critic."""
 
-    continuations: Positive = Field(4, description="K, samples of each state; its value is their mean")
+    continuations: Positive = Field(
+        4, description="K, continuations sampled from each state; the mean of their scores is its value"
+    )
     every: Positive = Field(
         8,
         description="tokens between replayed states of a response; the first state is the end of the prompt",
