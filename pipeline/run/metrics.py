@@ -1,5 +1,4 @@
 """The closed list of metrics, which is `metrics.csv`; nothing else may be logged. The rows at its end are families.
-The healthy bands of series are in `bands.yaml`, with their sources.
 
 Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
 steps planned before it (0 for the reference itself); series under ``policy/``, ``value/`` and ``pairs/`` stand at the
@@ -13,12 +12,10 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
-
-import yaml
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
@@ -27,62 +24,11 @@ Direction = Literal["maximize", "minimize"]
 ON_ROLLOUT = ("objective/", "reward/", "replay/", "value/explained_variance")
 """Heads of the series that have one record an update, measured on its rollout."""
 UPDATE_STEPS = "policy/update_steps"
-SHARE = 0.2
-"""Share of its records that a series may have outside a band, unless the band sets another. PPO at four times the
-learning rate of `tiny`, with which it wins most often, has 12 % of its steps above the band of policy/approxkl."""
-
-
-@dataclass(frozen=True)
-class Band:
-    """The healthy values of a series, `low` to `high`, both allowed: a warning, not a verdict."""
-
-    advice: str
-    """Change to make, as an instruction; the settings of other algorithms and schedules among them."""
-    source: str
-    low: float = -math.inf
-    high: float = math.inf
-    below: str = ""
-    """Likely cause of values below `low`."""
-    above: str = ""
-    """Likely cause of values above `high`."""
-    base: Literal["", "start", "median"] = ""
-    """Unit of the bounds. start: the median of the trial's first records, as many as a series needs to be
-    judged; median: that of all positive records; empty: 1."""
-    least_base: float = 0.0
-    """The band judges only a series whose base is above this."""
-    share: float = SHARE
-    """Share of the records that may lie outside, from 0 to 1."""
-    only: Mapping[str, Sequence[object]] = field(default_factory=dict)
-    """Settings, and the values of them with which the band holds; a trial that does not state one has it."""
-    unless: str = ""
-    """A series that shows the same more precisely: where it is recorded, this one is not judged."""
-
-    @property
-    def words(self) -> str:
-        """The healthy values, in words.
-
-        >>> Band("", "", low=0.9, high=1.1).words, Band("", "", low=0.5, base="start", share=0.01).words
-        ('0.9 to 1.1 in at least 80 % of the records', 'at least 0.5 times its start in at least 99 % of the records')
-        """
-        sides = {"at least": self.low, "at most": self.high}
-        finite = {side: bound for side, bound in sides.items() if math.isfinite(bound)}
-        bounds = (
-            f"{self.low:g} to {self.high:g}" if len(finite) == 2 else " ".join(f"{k} {v:g}" for k, v in finite.items())
-        )
-        times = {"start": " times its start", "median": " times its median", "": ""}[self.base]
-        return f"{bounds}{times} in at least {100 * (1 - self.share):g} % of the records"
-
-
-BANDS: dict[str, tuple[Band, ...]] = {
-    key: tuple(Band(**band) for band in bands)
-    for key, bands in yaml.safe_load(Path(__file__).with_name("bands.yaml").read_text("utf-8")).items()
-}
-"""Series -> its bands, the gravest first."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One named quantity. `low` and `high` bound what a correct trial can show, `bands` what a healthy one does."""
+    """One named quantity. `low` and `high` bound what a correct trial can show."""
 
     key: str
     unit: str
@@ -99,11 +45,6 @@ class Metric:
     def label(self) -> str:
         """Axis label with the unit."""
         return f"{self.key} [{self.unit}]"
-
-    @property
-    def bands(self) -> tuple[Band, ...]:
-        """Healthy bands, the gravest first; empty where the series has none."""
-        return BANDS.get(self.key, ())
 
 
 def _rows() -> list[Metric]:

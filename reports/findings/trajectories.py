@@ -8,14 +8,12 @@ import numpy as np
 import pandas as pd
 
 from pipeline.config.trial import flatten
-from pipeline.run.metrics import BANDS
-from pipeline.run.symptoms import Health, examine
 from reports.records.load import StudyRecords
 from reports.statistics import alarm, two_level
 from reports.statistics.alarm import Alarm, Updates
 from reports.statistics.series import Aligned, DriftPath, Peak, align, drift_path, grid_of, peak
 from reports.statistics.two_level import Array, Estimate
-from studies.claims.symptoms import ArmHealth, by_arm
+from studies.claims.symptoms import BANDS, ArmHealth, Health, by_arm, examine
 
 GOLD = "objective/gold"
 REWARDS = (GOLD, "objective/scores")

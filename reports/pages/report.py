@@ -23,6 +23,7 @@ from reports.text.answer import answer
 from reports.text.hypotheses import confirmed_sentence, summary, verdict_sentence
 from reports.text.methods import methods
 from reports.text.words import interval
+from studies.claims.symptoms import BANDS
 from studies.definition.design import Cell
 from studies.definition.schema import Study
 
@@ -81,6 +82,7 @@ def _context(
         "config": _baseline_config(records),
         "environments": _environments(records),
         "metrics": list(METRICS.values()),
+        "bands": BANDS,
         "finished": max((str(day) for day in records.trials["finished"].dropna()), default=""),
         "methods": methods(records, findings),
     }

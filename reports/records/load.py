@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json, read_sealed
-from pipeline.run.lost import refuse_lost
 from pipeline.run.metrics import known
 from pipeline.run.store import file_in
 from reports.records.trial_tables import (
@@ -32,6 +31,7 @@ from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
 from studies.definition.schema import Study, load_study
 from studies.definition.search import SEARCH, Tried, confirmation, trial_of
+from studies.execution.recorded import refuse_lost
 from studies.hints import command
 
 MISSING = "missing"

@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 
 from pipeline.run.metrics import METRICS
-from pipeline.run.symptoms import in_percent
 from reports.records.load import SearchResult, StudyRecords
 from reports.tables.table import DASH, Head, Table, TableCell, declared, words
 from reports.text.phrases import health_sentence
 from reports.text.words import name, number, setting
-from studies.claims.symptoms import ArmHealth
+from studies.claims.symptoms import ArmHealth, in_percent
 from studies.definition.search import Tried
 
 COSTS = {

@@ -32,7 +32,7 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list
 
     A record of another configuration than the cell's (an edited study, other ``--set`` values) is no evidence.
     Raises `Damaged` for a record or a series that is not what was written; a claim whose series or evaluation is no
-    longer in the store is NOT TESTED (commands that judge call `pipeline.run.lost.refuse_lost` first).
+    longer in the store is NOT TESTED (commands that judge call `studies.execution.recorded.refuse_lost` first).
     """
     found = []
     for falsifier in study.falsifiers:

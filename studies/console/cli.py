@@ -219,7 +219,6 @@ def falsify(
 
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
-    from pipeline.run.lost import refuse_lost
     from studies.claims.badges import standing
     from studies.claims.falsifiers import exit_code, overall
     from studies.claims.verdicts import evidence, stages_read, verdicts
@@ -227,6 +226,7 @@ def falsify(
     from studies.definition.design import planned
     from studies.definition.schema import load_study
     from studies.definition.search import confirmation
+    from studies.execution.recorded import refuse_lost
 
     raw, layout = load_study(name), Layout.at(out)
     folder = layout.study(raw.name, profile or raw.profile)

@@ -22,13 +22,13 @@ from pipeline.errors import Damaged, UserError
 from pipeline.resources.machine import GIB, gpu_visible
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
-from pipeline.run.lost import own_stages
 from studies.console.summary import table
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.replicates import chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
+from studies.execution.recorded import own_stages
 from studies.execution.started import TRIALS
 from studies.execution.study import trial_count
 

@@ -12,12 +12,12 @@ from filelock import FileLock
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import TrialRecord, write_atomic
 from pipeline.run.locks import is_held, try_lock
-from pipeline.run.lost import own_stages
 from pipeline.run.store import Store
 from pipeline.stages.graph import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
+from studies.execution.recorded import own_stages
 from studies.execution.records import is_current, sound_record, write_record
 from studies.execution.search import Proposals
 from studies.execution.started import Started, shared_of

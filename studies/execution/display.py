@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.layout import TrialRecord
-from pipeline.run.symptoms import Health
 from studies.claims.falsifiers import Verdict
+from studies.claims.symptoms import Health
 from studies.execution.status import Status
 
 PLAIN_SECONDS = 10.0

@@ -24,13 +24,13 @@ from pipeline.errors import Damaged, UserError
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_changed
 from pipeline.run.locks import is_held
-from pipeline.run.lost import own_stages
 from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, register
 from studies.definition.design import Cell, cells
 from studies.definition.own import check_own, own_digests
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, number_of
+from studies.execution.recorded import own_stages
 from studies.execution.shared_store import check_locks, present
 
 HOME = Path(__file__).parents[2]

@@ -14,11 +14,9 @@ from pipeline.config.trial import flatten
 from pipeline.errors import Damaged
 from pipeline.run.layout import TrialRecord
 from pipeline.run.locks import is_held
-from pipeline.run.metrics import BANDS
 from pipeline.run.metrics_log import merged
-from pipeline.run.symptoms import examine
 from studies.claims.falsifiers import Verdict, evaluate
-from studies.claims.symptoms import health_of
+from studies.claims.symptoms import BANDS, examine, health_of
 from studies.claims.verdicts import claims_on, of_record
 from studies.definition.design import Cell
 from studies.execution.agenda import Agenda, Key

@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.config.trial import flatten
 from pipeline.errors import Fault
 from pipeline.run.layout import StudyFolder, TrialRecord, read_json
-from pipeline.run.symptoms import Health
 from studies.claims.badges import Standing, standing
 from studies.claims.falsifiers import Verdict, overall, tally
+from studies.claims.symptoms import Health
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, violations
 

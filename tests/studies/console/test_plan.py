@@ -15,9 +15,8 @@ from rich.console import Console
 
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Reporter
-from pipeline.run.symptoms import Symptom
 from studies.claims.falsifiers import Verdict
-from studies.claims.symptoms import ArmHealth
+from studies.claims.symptoms import ArmHealth, Symptom
 from studies.console import cli
 from studies.console.plan import _time, print_plan
 from studies.console.summary import claim_table, print_health
