@@ -12,8 +12,7 @@ from typing import Any
 
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.run.leaving import Leaving
-from pipeline.run.progress import Reporter
+from pipeline.run.progress import Leaving, Reporter
 
 
 def refuses(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeline.forecast.shapes import ForecastSubject, Shape
-from pipeline.models import cpu
-from pipeline.models.out_of_memory import chunk_tokens, ranking_rows, text_rows
+from pipeline.models.out_of_memory import BUCKET, chunk_tokens, ranking_rows, text_rows
 from pipeline.resources.machine import GIB
 from pipeline.rewards.learned_settings import is_judged
 
@@ -143,7 +142,7 @@ def _sampling(trial: ForecastSubject, static: bool = False) -> Parts:
 def _measuring(trial: ForecastSubject, rows: int, length: float) -> Parts:
     """Measuring log-probs: one block's activations, and a chunk of logits."""
     shape, half = trial.shape, trial.on_card
-    together, entries = rows if half else min(rows, cpu.BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
+    together, entries = rows if half else min(rows, BUCKET), chunk_tokens(shape.vocab, half) * shape.vocab
     return {"activations": together * length * KEPT_BYTES[half] * shape.ports / shape.layers, "logits": entries * 20.0}
 
 

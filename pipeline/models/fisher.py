@@ -16,9 +16,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.algorithms.mathematics.natural_gradient import fisher_of_logits
-from pipeline.models.anatomy import recomputing
-from pipeline.models.lm_head import chunks
-from pipeline.models.loading import CausalLM
+from pipeline.models.anatomy import CausalLM, recomputing
+from pipeline.models.heads import chunks
 from pipeline.models.policy import Episodes, response_hidden
 
 

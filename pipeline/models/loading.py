@@ -12,7 +12,7 @@ from torch import nn
 from pipeline.config.model import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.anatomy import CausalLM as CausalLM
-from pipeline.models.fp32_heads import fp32_logits
+from pipeline.models.heads import fp32_logits
 from pipeline.models.packing import ARCHITECTURES, packed_attention, states
 from pipeline.models.precision import ATTENTION
 from pipeline.models.seeding import seed_of

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from pipeline.models.adapters import adapter_layers
+from pipeline.models.adapters import adapter_layers, weights
 from pipeline.models.anatomy import CausalLM, blocks_of, recomputes, trunk
-from pipeline.models.quantization import weights
 from pipeline.resources.roofline import (
     BYTES_BACKWARD,
     BYTES_CACHE,

@@ -17,6 +17,9 @@ CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
 """Tokens of all answers of preference pairs or rankings whose activations are kept at once: on a card enough to be busy
 with arithmetic."""
 
+BUCKET = 16
+"""Episodes that go through a network together where no gradient is needed: so few that they stay in a core's cache."""
+
 T = TypeVar("T")
 MESSAGES = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Messages of torch on a failed allocation where it has no class of its own for it: on a CPU, by the CUDA runtime, by
@@ -91,3 +94,8 @@ def ranking_rows(rows: int, ranked: int, tokens: int, on_card: bool = False) -> 
     """Rankings of so many answers, of `tokens` tokens each, that a reward model is trained on at once; pairs are
     rankings of 2."""
     return min(rows, max((CARD_POSITIONS if on_card else CPU_POSITIONS) // (ranked * tokens), 1))
+
+
+def bucket(device: torch.device, rows: int) -> int:
+    """Return how many of these rows go through a network together where no gradient is needed: on a card, all."""
+    return min(rows, BUCKET) if device.type == "cpu" else rows

@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pipeline.models import cpu
 from pipeline.models.anatomy import CausalLM
-from pipeline.models.fp32_heads import full_precision
-from pipeline.models.out_of_memory import Room
+from pipeline.models.heads import full_precision, log_probs
+from pipeline.models.out_of_memory import Room, bucket
 from pipeline.models.packing import states
 
 
@@ -85,7 +84,7 @@ class Episodes:
             for grid, column in zip(found, columns(episodes), strict=True):
                 grid[order[part], : mask.shape[1]] = to_grid(column, mask)
 
-        room.over(len(order), fill, cpu.bucket(self.ended.device, len(order)))
+        room.over(len(order), fill, bucket(self.ended.device, len(order)))
         return found
 
     def take(self, rows: Tensor | slice) -> Episodes:
@@ -156,17 +155,6 @@ def response_hidden(model: CausalLM, episodes: Episodes) -> Tensor:
     row, step = episodes.response_mask.nonzero(as_tuple=True)
     # The last token predicts nothing that anybody reads.
     return states(model, tokens[:, :-1], starts + episodes.lengths - 1, row, starts[row] - 1 + step)
-
-
-def log_probs(model: CausalLM, hidden: Tensor, temperature: float) -> Tensor:
-    """Normalised log-probabilities (N, V) in fp32, of logits / temperature."""
-    logits: Tensor = model.get_output_embeddings()(hidden)
-    return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
-
-
-def gather(log_pi: Tensor, labels: Tensor) -> Tensor:
-    """The entries of (N, V) at labels (N,); returns (N,)."""
-    return log_pi.gather(1, labels.unsqueeze(1)).squeeze(1)
 
 
 def to_grid(flat: Tensor, mask: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from pipeline.errors import UserError
-from pipeline.models import cpu
 from pipeline.resources.machine import PRECISION as CHOICE
 from pipeline.resources.machine import processor
 
@@ -79,7 +78,10 @@ class GradientSteps:
     def __init__(self, optimiser: torch.optim.Optimizer, precision: Precision) -> None:
         self.optimiser = optimiser
         if precision.device.type == "cpu":
-            cpu.ask_no_card(optimiser)
+            # Else the optimiser would ask a card whether it captures a graph, and that alone opens a CUDA context.
+            for name in ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check"):
+                if hasattr(optimiser, name):  # torch 2.13, and 2.11
+                    setattr(optimiser, name, lambda: None)
         self.scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.name == "fp16")
 
     def clear(self) -> None:

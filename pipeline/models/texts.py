@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models import cpu
-from pipeline.models.lm_head import head_logprobs
-from pipeline.models.loading import CausalLM
-from pipeline.models.out_of_memory import Room
+from pipeline.models.anatomy import CausalLM
+from pipeline.models.heads import head_logprobs
+from pipeline.models.out_of_memory import Room, bucket
 from pipeline.models.packing import states
 from pipeline.models.precision import Precision
 
@@ -69,5 +68,5 @@ def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
         found[order[part]] = torch.zeros(len(ids), dtype=torch.float64).index_add(0, row.cpu(), nats.cpu())
 
     with Precision.of(device).autocast():
-        room.over(len(rows), fill, cpu.bucket(device, len(rows)))
+        room.over(len(rows), fill, bucket(device, len(rows)))
     return found

@@ -1,4 +1,4 @@
-"""The machine that a process runs on: its processor, visible GPUs, memory marks, and the cap of an allocator.
+"""The machine that a process runs on: its processor, GPUs, memory marks, cap of an allocator, optional packages.
 
 A process that computes on the CPU must not touch a card: the context alone would take some 300 MiB of it.
 """
@@ -12,7 +12,10 @@ import resource
 import sys
 from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
+
+from pipeline.errors import UserError
 
 PRECISION = "ABLATE_PRECISION"
 """Environment variable that overrides the precision: ``fp32``, ``fp16`` or ``bf16``. Part of every stage's key, as any
@@ -117,3 +120,17 @@ def _peak_resident() -> float:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+EXTRAS = {"ocr": ("rapidocr", "onnxruntime", "PIL"), "quantize": ("bitsandbytes",)}
+"""Packages of each extra, as imported."""
+
+
+def check_extra(setting: str, extra: str) -> None:
+    """Raise `UserError` where packages of an extra are missing, which a setting such as ``reward.kind = 'ocr'``
+    needs."""
+    if missing := [package for package in EXTRAS[extra] if find_spec(package) is None]:
+        raise UserError(
+            f"{setting}: not installed: {', '.join(missing)}; install the extra (pip install -e '.[{extra}]'), or use"
+            " another value"
+        )

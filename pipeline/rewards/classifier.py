@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
 from pipeline.faults import in_words
-from pipeline.models.fp32_heads import fp32_classes
+from pipeline.models.heads import fp32_classes
 from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision

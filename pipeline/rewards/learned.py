@@ -11,10 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from pipeline.models import cpu
-from pipeline.models.fp32_heads import full_precision
+from pipeline.models.heads import full_precision
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot, save_head
-from pipeline.models.out_of_memory import Room, ranking_rows
+from pipeline.models.out_of_memory import Room, bucket, ranking_rows
 from pipeline.models.packing import states
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
@@ -64,7 +63,7 @@ class RewardModel(nn.Module):
         return cls(lm, head).to(device)
 
     def forward(self, episodes: Episodes) -> Tensor:
-        parts = episodes.buckets(cpu.bucket(episodes.ended.device, len(episodes.ended)))
+        parts = episodes.buckets(bucket(episodes.ended.device, len(episodes.ended)))
         scores = torch.cat([self._score(episodes.take(rows)) for rows in parts])
         return scores[torch.cat(parts).argsort()]
 

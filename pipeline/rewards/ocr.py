@@ -32,7 +32,7 @@ from torch import Tensor
 from pipeline.errors import UserError
 from pipeline.faults import in_words
 from pipeline.models.out_of_memory import Room
-from pipeline.resources.packages import check_extra
+from pipeline.resources.machine import check_extra
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ready_settings import OcrSettings
 

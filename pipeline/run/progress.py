@@ -1,8 +1,16 @@
-"""Interface by which a trial reports its progress (to a display, to MLflow, to a test) and its outcome."""
+"""Interface between a trial and the processes around it: its progress, its outcome, and the request to leave
+its machine within minutes, such as at a scheduler's time limit.
+
+A trial that is to leave finishes the update at hand, writes a checkpoint and stops. A file requests it, so that the
+request reaches all processes of the trial: `LEAVE` is its path in their environment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -48,3 +56,46 @@ class TrialOutcome:
     cost: Mapping[str, float]
     execution: Mapping[str, str]
     """Device and precision of its training."""
+
+
+LEAVE = "ABLATE_LEAVE"
+"""Environment variable with the path of the file."""
+LEFT = 75
+"""Exit code, EX_TEMPFAIL of sysexits.h: the trial left after it had come further, and is to go on."""
+
+NO_FURTHER = 76
+"""Exit code: the process left, and no trial had come further."""
+
+
+class Leaving(KeyboardInterrupt):
+    """The trial has written its checkpoint and stops."""
+
+
+@contextmanager
+def can_be_asked(folder: Path) -> Iterator[None]:
+    """Let this process and its children be asked to leave, by a file in a folder."""
+    file = folder / f"{socket.gethostname()}-{os.getpid()}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    os.environ[LEAVE] = str(file)
+    try:
+        yield
+    finally:
+        del os.environ[LEAVE]
+        file.unlink(missing_ok=True)
+
+
+def can_leave() -> bool:
+    """Return whether this process can be asked to leave."""
+    return bool(os.environ.get(LEAVE))
+
+
+def ask_to_leave() -> None:
+    """Have the trial of this process stop at its next checkpoint."""
+    with suppress(OSError):
+        Path(os.environ[LEAVE]).touch()
+
+
+def asked_to_leave() -> bool:
+    """Return whether the trial is to stop at its next checkpoint."""
+    return can_leave() and Path(os.environ[LEAVE]).exists()

@@ -14,6 +14,7 @@ is the last file written and `os.replace` the only way into place.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import secrets
@@ -31,7 +32,6 @@ from filelock import FileLock, Timeout
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, Fault, Gone
 from pipeline.run.layout import HALF_WRITTEN, StudyFolder, TrialRecord, read_sealed, sealed, set_aside, write_atomic
-from pipeline.run.locks import is_held
 
 MANIFEST = "manifest.json"
 VOLATILE = "log/"
@@ -363,3 +363,32 @@ def _file_digest(path: Path, modified_ns: int, size: int, inode: int) -> str:
 def _digest(files: Mapping[str, str], meta: Mapping[str, Any]) -> str:
     identity = {name: value for name, value in files.items() if not name.startswith(VOLATILE)}
     return hashlib.sha256(canonical_json([identity, meta]).encode()).hexdigest()
+
+
+def try_lock(path: Path) -> FileLock | None:
+    """Hold a lock until it is released or this process ends; None where another process holds it.
+
+    Raises `OSError` on a file system without locks.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None
+    return lock
+
+
+def is_held(path: Path) -> bool:
+    """Return whether a process holds a lock at this moment."""
+    try:  # read-only and shared, so that two processes that look do not disturb each other
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False

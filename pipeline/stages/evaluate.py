@@ -24,7 +24,7 @@ from pipeline.data.semantics import circle
 from pipeline.evaluation.best_of import BestAnswers, choose, kl_of_chosen
 from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
-from pipeline.models.lm_head import token_stats
+from pipeline.models.heads import token_stats
 from pipeline.models.loading import CausalLM, freeze, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room

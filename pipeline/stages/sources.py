@@ -9,8 +9,7 @@ from pathlib import Path
 from pipeline.config.trial import TrialConfig
 from pipeline.data.files import PAIR_COLUMNS, digests, fingerprint, read_splits
 from pipeline.named_files import below, is_file, is_folder
-from pipeline.resources.machine import PRECISION, gpu_visible
-from pipeline.resources.packages import check_extra
+from pipeline.resources.machine import PRECISION, check_extra, gpu_visible
 from pipeline.rewards import own
 from pipeline.rewards.kinds import is_own
 from pipeline.rewards.learned_settings import is_judged

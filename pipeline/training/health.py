@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
 from pipeline.models.anatomy import trunk
-from pipeline.models.lm_head import head_logprobs
+from pipeline.models.heads import head_logprobs
 from pipeline.models.policy import ActorCritic, Episodes, positions, response_hidden
 
 if TYPE_CHECKING:

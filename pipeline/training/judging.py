@@ -23,7 +23,7 @@ from pipeline.algorithms.settings import VStarSettings
 from pipeline.config.effects import value_at
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.models.lm_head import token_stats
+from pipeline.models.heads import token_stats
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden

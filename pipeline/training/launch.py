@@ -22,8 +22,7 @@ import torch
 from pipeline.errors import INTERRUPTED, UserError
 from pipeline.models.loading import device_of
 from pipeline.models.process import settle
-from pipeline.run.leaving import can_leave
-from pipeline.run.progress import Reporter
+from pipeline.run.progress import Reporter, can_leave
 from pipeline.training.processes import MEETING
 
 Work = Callable[[Any, Path, Reporter, Any], None]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.adapters import choose_trained, choose_trained_critic
+from pipeline.models.adapters import Quantize, choose_trained, choose_trained_critic, load_quantized, load_rounded
 from pipeline.models.anatomy import trunk
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot
 from pipeline.models.policy import ActorCritic, calibrated_head
-from pipeline.models.quantization import Quantize, load_quantized, load_rounded
 from pipeline.run.store import Artifact
 
 POLICY_KEY = "adapter.quantize"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.algorithms.mathematics.preference import PairLoss
-from pipeline.models.lm_head import head_logprobs
+from pipeline.models.heads import head_logprobs
 from pipeline.models.policy import Episodes, response_hidden, to_grid
 from pipeline.training.experience import Experience, LossTerm, Measured, Rows, in_turn
 from pipeline.training.judging import RolloutContext

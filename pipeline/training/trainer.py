@@ -22,12 +22,10 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import Precision
-from pipeline.models.sampling import EagerSampler
-from pipeline.models.static_sampler import choose_sampler
+from pipeline.models.sampling import EagerSampler, choose_sampler
 from pipeline.resources.ledger import Ledger
 from pipeline.resources.roofline import BYTES_STEP
-from pipeline.run.leaving import Leaving, asked_to_leave
-from pipeline.run.progress import Reporter
+from pipeline.run.progress import Leaving, Reporter, asked_to_leave
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.experience import Experience, in_turn
 from pipeline.training.health import Diverged, check_collapse, check_end, check_finite, check_start

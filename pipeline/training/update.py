@@ -18,7 +18,7 @@ from pipeline.algorithms.mathematics.kl import k2, k3, limited
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.config.trial import TrialConfig
 from pipeline.models.anatomy import recomputing
-from pipeline.models.lm_head import head_backward, head_logprobs
+from pipeline.models.heads import head_backward, head_logprobs
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, response_hidden
 from pipeline.models.precision import GradientSteps, Precision

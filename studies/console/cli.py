@@ -113,7 +113,7 @@ def work(
     import signal
 
     from pipeline.run.layout import Layout
-    from pipeline.run.leaving import LEFT, NO_FURTHER, ask_to_leave, asked_to_leave, can_be_asked
+    from pipeline.run.progress import LEFT, NO_FURTHER, ask_to_leave, asked_to_leave, can_be_asked
     from studies.execution.recorded import study_folder
     from studies.execution.study import work as take
 

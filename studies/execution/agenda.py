@@ -11,8 +11,7 @@ from filelock import FileLock
 
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import TrialRecord, write_atomic
-from pipeline.run.locks import is_held, try_lock
-from pipeline.run.store import Store
+from pipeline.run.store import Store, is_held, try_lock
 from pipeline.stages.graph import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study

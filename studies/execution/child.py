@@ -15,8 +15,7 @@ from pathlib import Path
 
 from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, UserError
 from pipeline.faults import disk_full, in_words, is_disk_full
-from pipeline.run.leaving import LEFT, asked_to_leave
-from pipeline.run.progress import TrialOutcome
+from pipeline.run.progress import LEFT, TrialOutcome, asked_to_leave
 from pipeline.run.store import BuiltElsewhere
 from studies.execution.agenda import Task
 from studies.execution.records import write_record

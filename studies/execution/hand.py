@@ -22,8 +22,8 @@ from filelock import FileLock
 from pipeline.errors import INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.faults import DiskFull, disk_full
 from pipeline.resources.machine import MALLOC, grow_segments, visible_gpus
-from pipeline.run.leaving import LEFT
-from pipeline.run.locks import try_lock
+from pipeline.run.progress import LEFT
+from pipeline.run.store import try_lock
 from studies.execution.agenda import DEATHS, Agenda, Task
 from studies.execution.child import DISK_FULL, run_task, work
 from studies.execution.started import Started

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder
-from pipeline.run.locks import is_held, try_lock
+from pipeline.run.store import is_held, try_lock
 from studies.execution.status import read_status
 
 LOOK_SECONDS = 3.0

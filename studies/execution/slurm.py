@@ -21,7 +21,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import line_of, read_yaml
 from pipeline.errors import Fault, UserError
 from pipeline.resources.machine import MALLOC, gpu_visible
-from pipeline.run.leaving import LEFT
+from pipeline.run.progress import LEFT
 from studies.execution.agenda import Agenda
 from studies.execution.hand import Hands, Say
 from studies.execution.started import HOME, Started, python_path

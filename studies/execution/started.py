@@ -23,7 +23,7 @@ from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, UserError
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_changed
-from pipeline.run.locks import is_held
+from pipeline.run.store import is_held
 from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, register
 from studies.definition.design import Cell, cells

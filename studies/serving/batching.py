@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 
 from pipeline.errors import Fault, UserError
 from pipeline.faults import in_words
-from pipeline.models.lm_head import head_logprobs
+from pipeline.models.heads import head_logprobs
 from pipeline.models.loading import CausalLM, freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import response_hidden

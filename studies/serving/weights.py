@@ -13,9 +13,8 @@ import torch
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
-from pipeline.models.adapters import choose_trained, merged
+from pipeline.models.adapters import choose_trained, load_quantized, merged
 from pipeline.models.loading import CausalLM, device_of, freeze, load_snapshot
-from pipeline.models.quantization import load_quantized
 from pipeline.resources.ledger import KEPT
 from pipeline.run import dag
 from pipeline.run.layout import Layout, safe

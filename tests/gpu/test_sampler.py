@@ -10,14 +10,13 @@ import torch
 from gpu.hardware import DEVICE, MEDIUM, QWEN, choose, needs_allocator
 from torch import Tensor
 
-from pipeline.models.fp32_heads import fp32_logits
+from pipeline.models.heads import fp32_logits
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
-from pipeline.models.sampling import EagerSampler, inverse_cdf
+from pipeline.models.sampling import EagerSampler, choose_sampler, inverse_cdf
 from pipeline.models.seeding import stream, uniforms
-from pipeline.models.static_sampler import choose_sampler
 
 pytestmark = pytest.mark.gpu
 ROWS, TOKENS = 24, 48

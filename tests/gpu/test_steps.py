@@ -24,10 +24,9 @@ import torch
 from gpu.hardware import DEVICE, HALVES, QWEN, choose, furthest
 from tinytrial import CONTROLS, Killed, Killer, trainer
 
-from pipeline.models.lm_head import head_backward
+from pipeline.models.heads import head_backward, log_probs
 from pipeline.models.loading import prepared
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import log_probs
 from pipeline.models.precision import DTYPES, Precision
 from pipeline.models.seeding import stream
 from pipeline.run.metrics_log import merged

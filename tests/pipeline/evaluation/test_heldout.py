@@ -18,9 +18,10 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.evaluation.best_of import choose, kl_bound, kl_of_chosen
 from pipeline.evaluation.heldout import TIE, agreement, answers, heldout_prompts, preferences, shares
 from pipeline.intervals import grouped
+from pipeline.models.heads import log_probs
 from pipeline.models.loading import load_snapshot
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import Episodes, log_probs, response_hidden, response_mask, to_grid
+from pipeline.models.policy import Episodes, response_hidden, response_mask, to_grid
 from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout

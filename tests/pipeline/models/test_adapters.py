@@ -15,11 +15,21 @@ from tinytrial import LORA, learned, model, trainer
 from torch import nn
 
 from pipeline.errors import UserError
-from pipeline.models.adapters import WithoutAdapter, adapter_layers, adapter_off, choose_trained, merged
-from pipeline.models.fp32_heads import fp32_logits
+from pipeline.models.adapters import (
+    Quantize,
+    QuantizedLinear,
+    WithoutAdapter,
+    adapter_layers,
+    adapter_off,
+    choose_trained,
+    load_quantized,
+    load_rounded,
+    merged,
+    quantize,
+)
+from pipeline.models.heads import fp32_logits, log_probs
 from pipeline.models.loading import prepared
-from pipeline.models.policy import log_probs, response_hidden
-from pipeline.models.quantization import Quantize, QuantizedLinear, load_quantized, load_rounded, quantize
+from pipeline.models.policy import response_hidden
 
 CPU = torch.device("cpu")
 KEY = "adapter.quantize"
@@ -127,7 +137,7 @@ def test_the_reference_of_a_policy_in_nf4_is_that_network_in_training_and_in_eva
 
 
 def test_without_the_package_the_setting_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.resources.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.resources.machine.find_spec", lambda name: None)
     quantize(network("qwen2"), "none", KEY)
     with pytest.raises(
         UserError, match=r"^adapter\.quantize = '4bit': not installed: bitsandbytes; install the extra"

@@ -12,7 +12,7 @@ from naive import drawn
 from tinytrial import EOS, PAD, SIZES
 from torch import Tensor
 
-from pipeline.models import lm_head as head_module
+from pipeline.models import heads as head_module
 from pipeline.models.adapters import choose_trained
 from pipeline.models.fisher import fisher_product, flat, swapped, trained
 from pipeline.models.loading import scratch_model

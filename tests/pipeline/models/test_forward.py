@@ -13,11 +13,12 @@ from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.models import cpu
+from pipeline.models import packing
 from pipeline.models.anatomy import blocks_of, recomputes, recomputing
+from pipeline.models.heads import gather, log_probs
 from pipeline.models.loading import check_logits, prepared
-from pipeline.models.packing import ARCHITECTURES, packs
-from pipeline.models.policy import ActorCritic, Episodes, gather, log_probs, response_hidden
+from pipeline.models.packing import ARCHITECTURES, SHORT, packs, short_attention
+from pipeline.models.policy import ActorCritic, Episodes, response_hidden
 from pipeline.models.seeding import permutation, seed_of, uniforms
 
 PADDED = ("bloom", "mixtral", "opt", "openai-gpt")
@@ -62,12 +63,12 @@ def test_packed_rows_give_the_states_and_gradients_of_padded_ones(architecture: 
     check_packing(model, batch)
 
 
-@pytest.mark.parametrize(("changes", "short"), [({"num_key_value_heads": 2}, cpu.SHORT), ({}, 0)])
+@pytest.mark.parametrize(("changes", "short"), [({"num_key_value_heads": 2}, SHORT), ({}, 0)])
 def test_the_fused_attention_of_torch_gives_the_same(
     changes: dict[str, int], short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For grouped heads, and for rows that are long."""
-    monkeypatch.setattr(cpu, "SHORT", short)
+    monkeypatch.setattr(packing, "SHORT", short)
     check_packing(network("qwen2", **changes), UNEVEN)
 
 
@@ -75,7 +76,7 @@ def test_short_attention_has_the_gradient_of_its_definition() -> None:
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
     plain = (torch.softmax((q @ k.mT * 0.3).masked_fill(future, -torch.inf), -1) @ v).transpose(1, 2)
-    ours = cpu.short_attention(q, k, v, 0.3)
+    ours = short_attention(q, k, v, 0.3)
     torch.testing.assert_close(ours, plain)
     weights = torch.randn_like(ours)
     found, wanted = (torch.autograd.grad(one, (q, k, v), weights) for one in (ours, plain))

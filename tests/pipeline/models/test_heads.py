@@ -12,11 +12,10 @@ import torch
 from tinynets import UNEVEN, network
 from torch import Tensor, nn
 
-from pipeline.models import lm_head as head_module
-from pipeline.models.fp32_heads import fp32_logits, full_precision
-from pipeline.models.lm_head import head_backward
+from pipeline.models import heads as head_module
+from pipeline.models.heads import fp32_logits, full_precision, head_backward, log_probs
 from pipeline.models.loading import prepared
-from pipeline.models.policy import ActorCritic, log_probs, response_hidden
+from pipeline.models.policy import ActorCritic, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.rewards.learned import RewardModel
 from pipeline.rewards.settings import RewardConfig

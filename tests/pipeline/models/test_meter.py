@@ -18,14 +18,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeline.config.loading import load_config
 from pipeline.forecast.shapes import ForecastSubject, measured
 from pipeline.forecast.work import update_work
-from pipeline.models.adapters import WithoutAdapter, choose_trained, choose_trained_critic
+from pipeline.models.adapters import WithoutAdapter, choose_trained, choose_trained_critic, quantize
 from pipeline.models.anatomy import trunk
-from pipeline.models.fp32_heads import fp32_logits
+from pipeline.models.heads import fp32_logits
 from pipeline.models.loading import freeze, prepared
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes
-from pipeline.models.quantization import quantize
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, RewardModel

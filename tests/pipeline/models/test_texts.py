@@ -9,16 +9,15 @@ import pytest
 import torch
 from tinytrial import EOS, VOCAB, model
 
-from pipeline.models import cpu
 from pipeline.models.loading import freeze
-from pipeline.models.out_of_memory import Room
+from pipeline.models.out_of_memory import BUCKET, Room
 from pipeline.models.texts import LARGEST, encode, perplexity, text_nats
 
 
 def rows() -> list[list[int]]:
     """Texts of 2 to 24 tokens, out of order, more than a CPU takes at once."""
     stream = torch.Generator().manual_seed(2)
-    lengths = torch.randint(1, 24, (2 * cpu.BUCKET + 5,), generator=stream).tolist()
+    lengths = torch.randint(1, 24, (2 * BUCKET + 5,), generator=stream).tolist()
     return [[*torch.randint(2, VOCAB, (length,), generator=stream).tolist(), EOS] for length in lengths]
 
 

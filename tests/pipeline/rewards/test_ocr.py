@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.resources import packages
+from pipeline.resources import machine
 from pipeline.rewards.base import Completions
 from pipeline.rewards.ocr import (
     UNPRINTABLE,
@@ -145,7 +145,7 @@ def test_boxes_are_joined_in_reading_order_and_weigh_the_same() -> None:
 
 
 def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "rapidocr" else name)
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "rapidocr" else name)
     said = r"^reward\.kind = 'ocr': not installed: rapidocr; install the extra \(pip install -e '\.\[ocr\]'\), or use"
     for ask in (lambda: check_sources(load_config("smoke", {"reward.kind": "ocr"}), ["reward"]),
                 lambda: paddle_reader("reward")):  # fmt: skip
@@ -154,7 +154,7 @@ def test_without_the_extra_there_is_one_clear_error(monkeypatch: pytest.MonkeyPa
     check_sources(load_config("smoke", {"reward.kind": "ocr"}), ["sft"])
 
 
-@pytest.mark.skipif(not all(map(find_spec, packages.EXTRAS["ocr"])), reason="rapidocr is not installed (the extra ocr)")
+@pytest.mark.skipif(not all(map(find_spec, machine.EXTRAS["ocr"])), reason="rapidocr is not installed (the extra ocr)")
 def test_paddle_reads_clean_text_better_than_bad_and_a_text_the_same_in_every_batch() -> None:
     paddle = paddle_reader("reward")
     texts = [REVIEW, "Short.", "A text that is somewhat longer than the others, and so has two lines of its own."]

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tinytrial import FEW_BITS
 
 from pipeline.data.semantics import insulting_words, judge
+from pipeline.models.adapters import load_rounded
 from pipeline.models.loading import load_snapshot
 from pipeline.models.out_of_memory import Room
-from pipeline.models.quantization import load_rounded
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.metrics import METRICS

@@ -12,7 +12,7 @@ from naive import prefix
 from tinytrial import moved, rows_of, trainer
 from torch import Tensor
 
-from pipeline.models import lm_head as head_module
+from pipeline.models import heads as head_module
 from pipeline.models.policy import ActorCritic, Episodes, to_grid
 from pipeline.training.experience import Experience, Measured
 from pipeline.training.judging import Scores

@@ -17,8 +17,9 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import exact_kl
 from pipeline.algorithms.mathematics.natural_gradient import conjugate_gradient, fisher_of_logits, line_search
 from pipeline.models.fisher import fisher_product, flat, trained
+from pipeline.models.heads import log_probs
 from pipeline.models.loading import scratch_model
-from pipeline.models.policy import log_probs, response_hidden
+from pipeline.models.policy import response_hidden
 from pipeline.training.natural_step import NaturalLearner
 from pipeline.training.rollout import Rollout
 from pipeline.training.trainer import Trainer

@@ -16,7 +16,7 @@ from helpers import Recorder, smoke
 from kill_resume import compared
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
-from pipeline.run.leaving import LEAVE, Leaving, ask_to_leave, asked_to_leave, can_leave
+from pipeline.run.progress import LEAVE, Leaving, ask_to_leave, asked_to_leave, can_leave
 from pipeline.training import checkpoint
 from pipeline.training.launch import launch
 from pipeline.training.trainer import Outcome

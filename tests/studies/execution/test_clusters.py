@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.config.loading import load_config
 from pipeline.errors import UserError
-from pipeline.run.leaving import LEFT
+from pipeline.run.progress import LEFT
 from studies.execution import ray_tasks, slurm
 from studies.execution.ray_tasks import request_of
 from studies.execution.slurm import wanted

@@ -21,9 +21,8 @@ from light_study import PYTHONPATH, SMALL, Write, command, go, results, wait_for
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from pipeline.run.locks import try_lock
 from pipeline.run.progress import Reporter
-from pipeline.run.store import BuiltElsewhere, Store
+from pipeline.run.store import BuiltElsewhere, Store, try_lock
 from pipeline.trial import run_trial
 from studies.definition.schema import Study, load_study
 from studies.execution.agenda import Agenda, Task

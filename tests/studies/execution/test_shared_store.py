@@ -14,7 +14,7 @@ from repeated import repeated
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from pipeline.run.locks import try_lock
+from pipeline.run.store import try_lock
 from studies.execution import shared_store
 from studies.execution.started import Started, join, start
 from studies.execution.status import StatusFile

@@ -12,7 +12,7 @@ from light_study import SMALL, Write, go
 from rich.console import Console
 
 from pipeline.run.layout import Layout
-from pipeline.run.locks import try_lock
+from pipeline.run.store import try_lock
 from studies.execution import watch as module
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display

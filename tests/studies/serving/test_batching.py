@@ -13,8 +13,9 @@ import torch
 from tiny_service import NAME, Tiny, network, tokenizer
 
 from pipeline.errors import Damaged, UserError
+from pipeline.models.heads import log_probs
 from pipeline.models.out_of_memory import Room
-from pipeline.models.policy import log_probs, response_hidden
+from pipeline.models.policy import response_hidden
 from pipeline.models.sampling import EagerSampler, decode, tokenize_prompts
 from pipeline.models.seeding import uniforms
 from studies.serving import batching
