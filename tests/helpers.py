@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
-from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, record_text, sealed, write_atomic
+from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, sealed, write_atomic
 from pipeline.run.store import read_manifest, write_manifest
 
 
@@ -54,7 +54,7 @@ def republish(study: StudyFolder, folder: Path) -> None:
 
 def write_record(study: StudyFolder, record: TrialRecord) -> None:
     """Put a record where a driver puts it."""
-    write_atomic(study.trial_file(record.arm, record.seed), record_text(record))
+    study.write(record)
 
 
 def put_record(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from pipeline.models.packing import packed_attention
 from pipeline.models.policy import Episodes, response_mask
+from pipeline.models.trunk import packed_attention
 from pipeline.rewards.base import Completions
 
 SIZES = {

@@ -13,12 +13,12 @@ from helpers import Recorder, trial_config
 from pipeline.config.model import ModelConfig
 from pipeline.config.presets import NAME, PRESETS, preset_of
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, choose_trained, choose_trained_critic, quantize
-from pipeline.models.anatomy import trunk
 from pipeline.models.loading import freeze, scratch_model
 from pipeline.models.meter import meter
 from pipeline.models.policy import ActorCritic, Episodes, calibrated_head, response_mask, to_grid
+from pipeline.models.trunk import trunk
 from pipeline.resources.ledger import Ledger
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.training.experience import Experience, Measured, Rows
 from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.rounds import Round

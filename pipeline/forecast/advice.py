@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from pipeline.config.runtime import CapsConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
-from pipeline.forecast.memory import memory_by_stage
-from pipeline.forecast.shapes import ForecastSubject, on_card, shape_of
+from pipeline.forecast.memory import ForecastSubject, memory_by_stage, on_card, shape_of
 from pipeline.forecast.work import other_hours, training_hours
 
 Changes = Mapping[str, Any]
@@ -49,12 +48,10 @@ class Forecast:
 
     @property
     def peaks(self) -> dict[str, float]:
-        """Memory of each stage [GiB]."""
         return {stage: sum(parts.values()) for stage, parts in self.stages.items()}
 
     @property
     def total_gib(self) -> float:
-        """Memory of the stage that needs most."""
         return max(self.peaks.values())
 
     @property

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import value_at
 from pipeline.config.train import has_replay, only_watched
-from pipeline.forecast.shapes import ForecastSubject, Shape, Trained
+from pipeline.forecast.memory import ForecastSubject, Shape, Trained
 from pipeline.models.out_of_memory import chunk_tokens, ranking_rows, text_rows
-from pipeline.resources import roofline as t4
+from pipeline.resources import ledger
 from pipeline.rewards.learned_settings import JUDGE, is_judged
 
 Work = NDArray[np.float64]
@@ -29,7 +29,7 @@ def work(flops: float, bytes_: float) -> Work:
 
 def hours(phase: str, spent: Work) -> float:
     """Hours on a T4."""
-    return t4.t4_seconds(phase, *map(float, spent)) / 3600
+    return ledger.t4_seconds(phase, *map(float, spent)) / 3600
 
 
 def trunk(
@@ -37,10 +37,10 @@ def trunk(
 ) -> Work:
     """A forward of so many positions, each of which attends to `span`; with `trained` forth and back, `again` where
     activations are recomputed."""
-    attended, forth = 4.0 * shape.attention * shape.layers * tokens * span, shape.maps * t4.BYTES_READ_CAST
+    attended, forth = 4.0 * shape.attention * shape.layers * tokens * span, shape.maps * ledger.BYTES_READ_CAST
     if trained is None:
         return work(2.0 * tokens * shape.maps + attended, calls * forth)
-    back = shape.maps * t4.BYTES_BACKWARD + trained.maps * t4.BYTES_GRADIENT
+    back = shape.maps * ledger.BYTES_BACKWARD + trained.maps * ledger.BYTES_GRADIENT
     multiplied = 2.0 * tokens * (trained.forward * (2 + again) + trained.maps)
     return work(multiplied + attended * (3 + again), calls * (forth + back))
 
@@ -49,9 +49,9 @@ def head(shape: Shape, tokens: float, calls: float | None = None, *, trained: bo
     """A forward through the language-modelling head, `calls` times or by chunks, and `back`; of a `trained` one a copy
     in half precision is kept."""
     calls = math.ceil(tokens / chunk_tokens(shape.vocab, True)) if calls is None else calls
-    read = t4.BYTES_READ_HALF if trained else t4.BYTES_READ_CAST
-    read += (t4.BYTES_BACKWARD + t4.BYTES_HEAD_GRADIENT * trained) * back
-    logits = tokens * shape.vocab * t4.BYTES_LOGIT * (1 + back)
+    read = ledger.BYTES_READ_HALF if trained else ledger.BYTES_READ_CAST
+    read += (ledger.BYTES_BACKWARD + ledger.BYTES_HEAD_GRADIENT * trained) * back
+    logits = tokens * shape.vocab * ledger.BYTES_LOGIT * (1 + back)
     return work(2.0 * tokens * shape.head_map * (1 + back * (1 + trained)), calls * shape.head_map * read + logits)
 
 
@@ -63,8 +63,8 @@ def sampling(trial: ForecastSubject, rows: int, maps: float, *, half: bool = Fal
     keys = response * (prompt + response / 2)
     attended = 4.0 * shape.attention * shape.layers * (prompts * prompt**2 + rows * keys)
     multiplied = 2.0 * (prompts * prompt + rows * (response - 1)) * maps
-    read = t4.BYTES_READ_HALF if half else t4.BYTES_READ_CAST
-    moved = steps * shape.maps * read + rows * keys * shape.kv * t4.BYTES_CACHE
+    read = ledger.BYTES_READ_HALF if half else ledger.BYTES_READ_CAST
+    moved = steps * shape.maps * read + rows * keys * shape.kv * ledger.BYTES_CACHE
     return head(shape, rows * response, steps, trained=half) + work(multiplied + attended, moved)
 
 
@@ -83,7 +83,7 @@ def scored(trial: ForecastSubject, rows: int) -> Work:
 def fitted(trial: ForecastSubject, shape: Shape, parameters: int, steps: float, positions: float, calls: float) -> Work:
     """Training all weights of a network, by so many positions and calls at each step."""
     again, whole = trial.config.runtime.gradient_checkpointing, Trained(parameters, shape.maps, shape.maps)
-    return (trunk(shape, positions, 0, calls, whole, again=again) + work(0, parameters * t4.BYTES_STEP)) * steps
+    return (trunk(shape, positions, 0, calls, whole, again=again) + work(0, parameters * ledger.BYTES_STEP)) * steps
 
 
 def _batches(trial: ForecastSubject, rows: int) -> int:
@@ -99,7 +99,7 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
     policy = trunk(*size, trial.policy, again=again) + head(shape, tokens, trained=trial.policy.head, back=True)
     stepped = cfg.train.num_mini_batches * (trial.policy.parameters + trial.critic.parameters)
     critic = trunk(*size, trial.critic, again=again) * (cfg.critic.kind == "separate")
-    critic += work(0, stepped * t4.BYTES_STEP)
+    critic += work(0, stepped * ledger.BYTES_STEP)
     forward, logits = trunk(*size), head(shape, tokens)
     found = {} if only_watched(cfg) else rollout_work(trial)
     if cfg.train.data == "pairs":  # the reference's log-probs
@@ -108,7 +108,7 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
         # A product with Fisher's matrix is a forward with tangents, three times as much as without, and a pass forth
         # and back, in fp32. The line search and the gradient are left out.
         products = value_at(cfg, "algorithm.trpo.cg_iterations") + 1
-        found["natural step"] = ((forward + logits) * 3 + policy) * (products * t4.T4_FLOPS / t4.T4_FP32_FLOPS)
+        found["natural step"] = ((forward + logits) * 3 + policy) * (products * ledger.T4_FLOPS / ledger.T4_FP32_FLOPS)
         epoch = critic
     else:
         # A loss of several tokens together needs their log-probs beforehand: the head once more, and for pairs, which

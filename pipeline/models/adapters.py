@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.anatomy import CausalLM, blocks_of, trunk
 from pipeline.models.loading import freeze, load_snapshot
 from pipeline.models.seeding import seed_of
+from pipeline.models.trunk import CausalLM, blocks_of, trunk
 from pipeline.resources.machine import check_extra
 
 
@@ -71,20 +70,6 @@ def adapter_layers(lm: CausalLM) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-@contextmanager
-def adapter_off(lm: CausalLM) -> Iterator[None]:
-    """The network without its adapter, for as long as the block lasts."""
-    layers = [module for _, module in adapter_layers(lm)]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-            # Switching on enables gradients of the active adapter only; frozen weights stay frozen.
-
-
 class WithoutAdapter:
     """A policy's network seen without its adapter: the reference, at no memory of its own. Measures; is never sampled
     from."""
@@ -95,12 +80,17 @@ class WithoutAdapter:
         self.adapted, self.config = lm, lm.config
 
     def trunk(self, **inputs: Any) -> Any:
-        """Hidden states of the bare network."""
-        with adapter_off(self.adapted):
+        layers = [module for _, module in adapter_layers(self.adapted)]
+        for layer in layers:
+            layer.enable_adapters(False)
+        try:
             return trunk(self.adapted)(**inputs)
+        finally:
+            for layer in layers:
+                # Enables gradients of the active adapter only; frozen weights stay frozen.
+                layer.enable_adapters(True)
 
     def get_output_embeddings(self) -> nn.Module:
-        """The head, which carries no adapter."""
         head: nn.Module = self.adapted.get_output_embeddings()
         return head
 

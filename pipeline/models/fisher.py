@@ -16,9 +16,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.algorithms.mathematics.natural_gradient import fisher_of_logits
-from pipeline.models.anatomy import CausalLM, recomputing
 from pipeline.models.heads import chunks
 from pipeline.models.policy import Episodes, response_hidden
+from pipeline.models.trunk import CausalLM, recomputing
 
 
 def trained(lm: CausalLM) -> list[nn.Parameter]:
@@ -104,6 +104,5 @@ def _through_the_head(
 
 
 def _parts(dual: Tensor) -> tuple[Tensor, Tensor]:
-    """A value and its tangent."""
     primal, tangent = forward_ad.unpack_dual(dual)  # type: ignore[no-untyped-call]
     return primal, tangent

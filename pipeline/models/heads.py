@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, expectation
-from pipeline.models.anatomy import CausalLM
 from pipeline.models.out_of_memory import chunk_tokens
+from pipeline.models.trunk import CausalLM
 
 
 class Fp32Head(nn.Linear):

@@ -11,12 +11,12 @@ from torch import nn
 
 from pipeline.config.model import ModelConfig
 from pipeline.errors import UserError
-from pipeline.models.anatomy import CausalLM as CausalLM
 from pipeline.models.heads import fp32_logits
-from pipeline.models.packing import ARCHITECTURES, packed_attention, states
 from pipeline.models.precision import ATTENTION
 from pipeline.models.seeding import seed_of
 from pipeline.models.tokenizers import cannot_load
+from pipeline.models.trunk import ARCHITECTURES, packed_attention, states
+from pipeline.models.trunk import CausalLM as CausalLM
 
 TRUNK, HEAD = "trunk", "head.safetensors"
 """Names, in a folder, of the network of a reward model and of its scalar head."""

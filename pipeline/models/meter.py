@@ -16,16 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from pipeline.models.adapters import adapter_layers, weights
-from pipeline.models.anatomy import CausalLM, blocks_of, recomputes, trunk
-from pipeline.resources.roofline import (
-    BYTES_BACKWARD,
-    BYTES_CACHE,
-    BYTES_GRADIENT,
-    BYTES_HEAD_GRADIENT,
-    BYTES_LOGIT,
-    BYTES_READ_CAST,
-    BYTES_READ_HALF,
-)
+from pipeline.models.trunk import CausalLM, blocks_of, recomputes, trunk
+from pipeline.resources import ledger
 
 Tally = Callable[[float, float], None]
 """Takes FLOPs and bytes."""
@@ -33,9 +25,7 @@ ADAPTER = {"lora_A", "lora_B"}
 
 
 @dataclass(frozen=True)
-class LinearMap:
-    """One linear map of a block."""
-
+class _LinearMap:
     block: int
     name: str
     """Within its block."""
@@ -47,13 +37,8 @@ class LinearMap:
     def weights(self) -> int:
         return self.inputs * self.outputs
 
-    @property
-    def backward(self) -> int:
-        """Weights that a backward multiplies by: every block has something that is trained, or none has."""
-        return self.weights * (1 + self.trained)
 
-
-def linear_maps(network: CausalLM) -> list[LinearMap]:
+def linear_maps(network: CausalLM) -> list[_LinearMap]:
     """Every linear map in the blocks of a trunk, adapters included, lowest first."""
     found = []
     for index, block in enumerate(blocks_of(network)):
@@ -64,7 +49,7 @@ def linear_maps(network: CausalLM) -> list[LinearMap]:
                 sizes = tuple(module.weight.shape)
             else:
                 continue
-            found.append(LinearMap(index, name, *sizes, module.weight.requires_grad))
+            found.append(_LinearMap(index, name, *sizes, module.weight.requires_grad))
     return found
 
 
@@ -82,9 +67,7 @@ def cached_numbers(config: Any) -> int:
     return 2 * getattr(config, "num_hidden_layers", 0) * attention_width(config) * groups // max(heads, 1)
 
 
-class TrunkMeter:
-    """The work of one trunk, counted at each of its calls."""
-
+class _TrunkMeter:
     def __init__(self, network: CausalLM, tally: Tally) -> None:
         self._tally, self._block = tally, blocks_of(network)[0]
         maps = linear_maps(network)
@@ -93,10 +76,12 @@ class TrunkMeter:
         self._forward = sum(linear.weights for linear in maps)
         # Computing a block again ends before its last map: nothing in the backward needs what that one gives.
         self._again = self._forward - sum({linear.block: linear.weights for linear in maps}.values())
-        self._backward = sum(linear.backward for linear in maps)
-        # What is left out of a packed call where nobody reads (`pipeline.models.packing`).
+        # Of those that a backward multiplies by: every block has something that is trained, or none has.
+        self._backward = sum(linear.weights * (1 + linear.trained) for linear in maps)
+        # What is left out of a packed call where nobody reads (`pipeline.models.trunk`).
         ending = [one for one in maps if one.block == maps[-1].block and one.name.startswith("mlp.")]
-        self._ending, self._ending_backward = (sum(one.weights for one in ending), sum(one.backward for one in ending))
+        self._ending = sum(one.weights for one in ending)
+        self._ending_backward = sum(one.weights * (1 + one.trained) for one in ending)
         self._attention = attention_width(network.config)
         self._layers = int(getattr(network.config, "num_hidden_layers", 0))
         self._cache = cached_numbers(network.config)
@@ -118,16 +103,16 @@ class TrunkMeter:
         again = recomputes(self._block)
         unread = 0 if packing is None or again else tokens - len(packing.read)
         flops = 2.0 * (tokens * (self._bare if bare else self._forward) - unread * self._ending) + pairs * self._layers
-        bytes_ = float(rows * keys * self._cache * BYTES_CACHE) if keys > new else 0.0
+        bytes_ = float(rows * keys * self._cache * ledger.BYTES_CACHE) if keys > new else 0.0
         if torch.is_grad_enabled() and self._trained:
             if again:
                 flops += 2.0 * tokens * self._again + pairs * self._layers
             flops += 2.0 * (tokens * self._backward - unread * self._ending_backward) + 2 * pairs * self._layers
-            bytes_ += self._trained * (BYTES_READ_CAST + BYTES_BACKWARD + BYTES_GRADIENT) + self._frozen * (
-                BYTES_READ_CAST + BYTES_BACKWARD
-            )
+            bytes_ += self._trained * (
+                ledger.BYTES_READ_CAST + ledger.BYTES_BACKWARD + ledger.BYTES_GRADIENT
+            ) + self._frozen * (ledger.BYTES_READ_CAST + ledger.BYTES_BACKWARD)
         else:
-            bytes_ += self._trained * BYTES_READ_HALF + self._frozen * BYTES_READ_CAST
+            bytes_ += self._trained * ledger.BYTES_READ_HALF + self._frozen * ledger.BYTES_READ_CAST
         self._tally(flops * _times(), bytes_)
 
 
@@ -138,13 +123,13 @@ def _times() -> int:
 
 
 def _head_hook(trained: bool, tally: Tally) -> Callable[[Any, tuple[Any, ...]], None]:
-    reads = BYTES_READ_HALF if trained else BYTES_READ_CAST
-    goes_back = reads + BYTES_BACKWARD + BYTES_HEAD_GRADIENT * trained
+    reads = ledger.BYTES_READ_HALF if trained else ledger.BYTES_READ_CAST
+    goes_back = reads + ledger.BYTES_BACKWARD + ledger.BYTES_HEAD_GRADIENT * trained
 
     def on_call(head: Any, args: tuple[Any, ...]) -> None:
         backward = torch.is_grad_enabled() and args[0].requires_grad
         weights, tokens = head.weight.numel(), args[0].numel() // args[0].shape[-1]
-        logits = tokens * head.weight.shape[0] * BYTES_LOGIT
+        logits = tokens * head.weight.shape[0] * ledger.BYTES_LOGIT
         if backward:
             tally(2.0 * tokens * weights * (2 + trained), float(weights * goes_back + 2 * logits))
         else:
@@ -162,7 +147,7 @@ def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
 def meter(networks: Iterable[CausalLM], tally: Tally) -> None:
     """Count every call of these networks from here on; one that is named twice is counted once."""
     for network in {id(lm): lm for lm in networks}.values():
-        TrunkMeter(network, tally)
+        _TrunkMeter(network, tally)
         head = network.get_output_embeddings() if hasattr(network, "get_output_embeddings") else None
         if isinstance(head, nn.Linear):
             head.register_forward_pre_hook(_uncompiled(_head_hook(bool(head.weight.requires_grad), tally)))

@@ -50,7 +50,14 @@ class Room:
                     raise
                 cause = str(error).strip().splitlines()[0]
             # Only here is the traceback gone, and with it what the failed attempt held.
-            self._halve(rows, cause)
+            if rows == 1:
+                raise MemoryFull(f"out of memory with a single row at once ({self.key} came down to 1): {cause}")
+            self.rows = rows // 2
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
+            self._warn(
+                f"out of memory with {self.key} = {rows}: from here on {self.rows}; results stay the same ({cause})"
+            )
 
     def over(self, n: int, work: Callable[[slice], T], most: int | None = None) -> list[T]:
         """`work` on consecutive slices of `n` rows, each as large as fits; slices that are done are not done again.
@@ -64,14 +71,6 @@ class Room:
             start, result = self.fit(part, min(n - start, most or n))
             done.append(result)
         return done
-
-    def _halve(self, rows: int, cause: str) -> None:
-        if rows == 1:
-            raise MemoryFull(f"out of memory with a single row at once ({self.key} came down to 1): {cause}")
-        self.rows = rows // 2
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
-        self._warn(f"out of memory with {self.key} = {rows}: from here on {self.rows}; results stay the same ({cause})")
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

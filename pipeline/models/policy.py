@@ -15,10 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from pipeline.models.anatomy import CausalLM
 from pipeline.models.heads import full_precision, log_probs
 from pipeline.models.out_of_memory import Room, bucket
-from pipeline.models.packing import states
+from pipeline.models.trunk import CausalLM, states
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class Episodes:
         return self.responses[self.response_mask]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Episodes:
-        """Every column changed alike."""
         return Episodes(*(change(column) for column in vars(self).values()))
 
     def buckets(self, size: int, rows: Tensor | None = None) -> list[Tensor]:

@@ -60,7 +60,6 @@ class Precision:
 
     @property
     def tolerance(self) -> float:
-        """Nats by which rounding alone moves a log-probability."""
         return TOLERANCE[self.name]
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -85,7 +84,6 @@ class GradientSteps:
         self.scaler = torch.amp.GradScaler(precision.device.type, enabled=precision.name == "fp16")
 
     def clear(self) -> None:
-        """Drop the gradients and their memory."""
         self.optimiser.zero_grad(set_to_none=True)
 
     def scale(self, loss: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.anatomy import CausalLM, trunk
 from pipeline.models.heads import Fp32Head
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, positions, response_mask
 from pipeline.models.precision import DTYPES, Precision
+from pipeline.models.trunk import CausalLM, trunk
 
 CPU_LOGITS, CARD_LOGITS = 2**18, 2**24
 """Logits that a token is drawn from at once: what the cache of a core holds; on a card, a bound on the memory of their

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.anatomy import CausalLM
 from pipeline.models.heads import head_logprobs
 from pipeline.models.out_of_memory import Room, bucket
-from pipeline.models.packing import states
 from pipeline.models.precision import Precision
+from pipeline.models.trunk import CausalLM, states
 
 IGNORED = -100
 """Label of a token that counts in no loss."""

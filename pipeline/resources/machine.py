@@ -91,7 +91,13 @@ def peak_gib(on_card: bool = False) -> float:
         import torch
 
         return float(torch.cuda.max_memory_allocated()) / GIB
-    return _peak_resident() / GIB
+    with suppress(
+        OSError
+    ):  # Linux's own mark can be reset; that of getrusage includes the program that started this one
+        for line in (PROC / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIB
 
 
 def fresh_marks(on_card: bool = False) -> None:
@@ -111,15 +117,6 @@ def hold_allocator(max_gib: float) -> None:
 
     total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     torch.cuda.set_per_process_memory_fraction(min(max_gib * GIB / total, 1.0))
-
-
-def _peak_resident() -> float:
-    """Bytes. Linux's own mark can be reset; that of getrusage includes the program that started this one."""
-    with suppress(OSError):
-        for line in (PROC / "status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 EXTRAS = {"ocr": ("rapidocr", "onnxruntime", "PIL"), "quantize": ("bitsandbytes",)}

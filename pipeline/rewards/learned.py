@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from pipeline.models.heads import full_precision
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot, save_head
 from pipeline.models.out_of_memory import Room, bucket, ranking_rows
-from pipeline.models.packing import states
 from pipeline.models.policy import Episodes, flush_left
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
+from pipeline.models.trunk import states
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import KINDS, TRAINED
 from pipeline.rewards.opponents import Compare

@@ -1,6 +1,6 @@
 """The code of a stage: its module and all modules that it imports, directly or not, as far as they decide results.
 
-Sources are parsed and never imported. Imports are followed inside the project and cut at `CUT` and `SETTINGS`. A
+Sources are parsed and never imported. Imports are followed inside the project and cut at `CUT`. A
 registry, or the YAML file beside it, maps names to implementations, "module:name", and nothing of it counts but the
 implementations of the entries that the configuration chooses: neither a new entry nor an edit of an unused one changes
 the code of a stage.
@@ -20,18 +20,10 @@ import yaml
 
 from pipeline.errors import UserError
 
-CUT = (
-    "pipeline.config",
-    "pipeline.errors",
-    "pipeline.faults",
-    "pipeline.named_files",
-    "pipeline.resources",
-    "pipeline.run",
-    "pipeline.wording",
+CUT = re.compile(
+    r"pipeline\.(config|errors|faults|named_files|resources|run|wording)(\.|$)|.*(settings|kinds)$",
 )
-"""Rooms that decide no result: settings (their values are in the key), storage, measurements, messages."""
-SETTINGS = ("settings", "kinds")
-"""Ends of the names of modules that describe settings beside the code that has them."""
+"""Modules that decide no result: settings (their values are in the key), storage, measurements, messages."""
 REGISTRIES = ("pipeline.algorithms.kinds", "pipeline.rewards.kinds")
 TARGET = re.compile(r"[\w.]+:\w+")
 KEY_DIGITS = 20
@@ -99,7 +91,7 @@ class Code:
             name = waiting.pop()
             reached.add(name)
             found = {one for part in self._source(name).parts(chosen) for one in part.imports}
-            waiting |= {one for one in found - reached if one in REGISTRIES or not _is_cut(one)}
+            waiting |= {one for one in found - reached if one in REGISTRIES or not CUT.match(one)}
         return tuple(sorted(reached))
 
     def _read(self, module: str) -> Source:
@@ -110,7 +102,11 @@ class Code:
         if module in REGISTRIES:
             entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree, text).items()}
             return Source(path, _state(path), self._part("", ()), entries)
-        imports = [name for node in ast.walk(tree) for name in _imported(node)]
+        imports = list[str]()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                imports += [start + alias.name for alias in node.names]
         return Source(path, _state(path), self._part(ast.dump(tree) + text, imports), {})
 
     def _part(self, text: str, names: Iterable[str]) -> Statements:
@@ -124,17 +120,6 @@ class Code:
         """The file of a module of the project, None of another one."""
         place = self.root.joinpath(*module.split("."))
         return next((path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file()), None)
-
-
-def _imported(node: ast.AST) -> list[str]:
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    return [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-
-
-def _is_cut(module: str) -> bool:
-    within = any(module == room or module.startswith(f"{room}.") for room in CUT)
-    return within or module.rpartition(".")[2].endswith(SETTINGS)
 
 
 def _state(path: Path) -> list[tuple[int, int]]:

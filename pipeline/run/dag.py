@@ -118,7 +118,6 @@ class StagePlan:
 
     @cached_property
     def why(self) -> str:
-        """The reason for building the stage or not."""
         return self.reason if isinstance(self.reason, str) else self.reason()
 
 

@@ -84,7 +84,7 @@ class TrialRecord(BaseModel):
     """UTC, ISO 8601."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Layout:
     """Paths under one output root. Names from users are checked before they become paths."""
 
@@ -95,57 +95,31 @@ class Layout:
         """``out``, else ``$ABLATE_HOME``, else ``./outputs``; always absolute."""
         return cls(place(out or os.environ.get("ABLATE_HOME") or "outputs"))
 
-    @property
-    def store(self) -> Path:
-        return self.root / "store"
-
-    @property
-    def mlflow_uri(self) -> str:
-        return f"sqlite:///{self.mlflow_file}"
-
-    @property
-    def mlflow_file(self) -> Path:
-        return self.root / "mlflow.db"
-
-    @property
-    def mlflow_artifacts(self) -> Path:
-        return self.root / "mlartifacts"
+    def __post_init__(self) -> None:
+        self.store = self.root / "store"
+        self.mlflow_file, self.mlflow_artifacts = self.root / "mlflow.db", self.root / "mlartifacts"
+        self.mlflow_uri = f"sqlite:///{self.mlflow_file}"
 
     def study(self, name: str, profile: str) -> StudyFolder:
         return StudyFolder(self.root, self.root / "studies" / safe(name) / safe(profile))
 
 
-@dataclass(frozen=True)
+@dataclass
 class StudyFolder:
     """The files of one study on one profile."""
 
     root: Path
     path: Path
 
-    @property
-    def study_file(self) -> Path:
-        return self.path / "study.json"
-
-    @property
-    def registration_file(self) -> Path:
-        return self.path / "registration.jsonl"
-
-    @property
-    def search_file(self) -> Path:
-        return self.path / "search.json"
-
-    @property
-    def optuna_file(self) -> Path:
-        return self.path / "optuna.db"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
-
-    @property
-    def claims_file(self) -> Path:
-        """The report's results on hypotheses and claims, for the terminal, MLflow and the page of a confirmation."""
-        return self.report / "claims.json"
+    def __post_init__(self) -> None:
+        self.study_file = self.path / "study.json"
+        self.registration_file = self.path / "registration.jsonl"
+        self.search_file = self.path / "search.json"
+        self.optuna_file = self.path / "optuna.db"
+        self.mlflow_state = self.path / "mlflow.json"
+        self.report = self.path / "report"
+        # The report's results on hypotheses and claims, for the terminal, MLflow and the page of a confirmation.
+        self.claims_file = self.report / "claims.json"
 
     def trial_file(self, arm: str, seed: int) -> Path:
         return self.path / "trials" / f"{self.cell_name(arm, seed)}.json"
@@ -162,11 +136,6 @@ class StudyFolder:
 
     def log_file(self, name: str) -> Path:
         return self.path / "log" / f"{name}.txt"
-
-    @property
-    def mlflow_state(self) -> Path:
-        """The file that lists what MLflow has received."""
-        return self.path / "mlflow.json"
 
     @property
     def remedy(self) -> str:
@@ -187,7 +156,6 @@ class StudyFolder:
         return self.read(path) if os.path.lexists(path) else None  # a link to nothing is damaged
 
     def trial_files(self) -> list[Path]:
-        """Files of all records."""
         return sorted((self.path / "trials").glob("*.json"))
 
     def started(self) -> dict[str, Any]:
@@ -207,28 +175,21 @@ class StudyFolder:
             error.remedy = error.remedy or self.remedy
             raise
 
+    def write(self, record: TrialRecord) -> None:
+        """Write the record of a trial in one step."""
+        write_atomic(self.trial_file(record.arm, record.seed), sealed(record.model_dump(mode="json")))
+
     def read(self, path: Path) -> TrialRecord:
         """The record in one of `trial_files`. Raises `Damaged`."""
         with self.naming_remedy():
-            record = read_record(path)
+            try:
+                record = TrialRecord.model_validate(read_sealed(path))
+            except ValidationError as error:
+                fault = error.errors()[0]
+                raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
             if path.name != self.trial_file(record.arm, record.seed).name:
                 raise Damaged(path, f"it is the record of arm {record.arm} seed {record.seed}")
             return record
-
-
-def read_record(path: Path) -> TrialRecord:
-    """A record as it was written. Raises `Damaged`."""
-    content = read_sealed(path)
-    try:
-        return TrialRecord.model_validate(content)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        raise Damaged(path, f"{'.'.join(map(str, fault['loc'])) or 'content'}: {fault['msg']}") from None
-
-
-def record_text(record: TrialRecord) -> str:
-    """A record as its file holds it."""
-    return sealed(record.model_dump(mode="json"))
 
 
 def sealed(content: Mapping[str, Any]) -> str:

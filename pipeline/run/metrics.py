@@ -1,4 +1,7 @@
-"""The closed list of metrics, which is `metrics.csv`; nothing else may be logged. The rows at its end are families.
+"""The closed list of metrics, which is `metrics.csv`, and a trial's record of its training, `metrics.jsonl`.
+
+Nothing outside the list may be logged; the rows at its end are families. Training writes the file without MLflow, which
+is sent the file's tail (`studies.tracking.runs`).
 
 Two cadences. Series under ``objective/`` and ``reward/`` are measured on a rollout and stand at the number of gradient
 steps planned before it (0 for the reference itself); series under ``policy/``, ``value/`` and ``pairs/`` stand at the
@@ -10,15 +13,17 @@ here that a hypothesis can name.
 from __future__ import annotations
 
 import csv
+import json
 import math
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
-from pipeline.config.names import nearest
-from pipeline.errors import UserError
+from pipeline.config.trial import canonical_json
 
 Direction = Literal["maximize", "minimize"]
 ON_ROLLOUT = ("objective/", "reward/", "replay/", "value/explained_variance")
@@ -43,27 +48,22 @@ class Metric:
 
     @property
     def label(self) -> str:
-        """Axis label with the unit."""
         return f"{self.key} [{self.unit}]"
 
 
-def _rows() -> list[Metric]:
-    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
-        return [
-            Metric(
-                row["key"],
-                row["unit"],
-                row["formula"],
-                float(row["low"] or -math.inf),
-                float(row["high"] or math.inf),
-                cast(Direction | None, row["direction"] or None),
-                (row["column"], row["denominator"] or None) if row["column"] else None,
-            )
-            for row in csv.DictReader(file)
-        ]
-
-
-_ROWS = _rows()
+with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
+    _ROWS = [
+        Metric(
+            row["key"],
+            row["unit"],
+            row["formula"],
+            float(row["low"] or -math.inf),
+            float(row["high"] or math.inf),
+            cast(Direction | None, row["direction"] or None),
+            (row["column"], row["denominator"] or None) if row["column"] else None,
+        )
+        for row in csv.DictReader(_file)
+    ]
 FAMILIES = tuple(row for row in _ROWS if row.key.endswith(">"))
 """Metrics of which there is one for every part of a composite reward, or for every further judge, by the names that the
 user gave them."""
@@ -121,15 +121,87 @@ def known(key: str) -> bool:
         return False
 
 
-def metric(key: str, origin: str = "metric") -> Metric:
-    """Look a key up; an unknown one is a `UserError` with the nearest right name."""
-    if not known(key):
-        raise UserError(f"{origin}: no metric '{key}'{nearest(key, list(METRICS))}")
-    return METRICS[key]
-
-
 def check_keys(keys: Iterable[str]) -> None:
     """Refuse keys outside the list: a fault of ours, so a `KeyError`."""
     unknown = sorted(key for key in keys if not known(key))
     if unknown:
         raise KeyError(f"not in pipeline/run/metrics.csv: {', '.join(unknown)}")
+
+
+class MetricsLog(AbstractContextManager["MetricsLog"]):
+    """Append-only writer of ``metrics.jsonl``: one canonical JSON object a line, ``{"step": int, key: float}``."""
+
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        """Start an empty file, or go on after a checkpoint: what was written behind its `offset` is cut off and will be
+        written again.
+
+        Raises `ValueError` when the file cannot be the one that the checkpoint is about.
+        """
+        kept = path.read_bytes()[:offset] if offset else b""
+        if len(kept) < offset or (offset and not kept.endswith(b"\n")):
+            raise ValueError(f"{path} has no line that ends at byte {offset}; the checkpoint is of another file")
+        self._file = path.open("r+b" if offset else "w+b")
+        self._file.truncate(offset)
+        self._file.seek(offset)
+        self.offset = offset
+        """Bytes so far; a checkpoint keeps it."""
+
+    def append(self, step: int, values: Mapping[str, float]) -> None:
+        """Add one row. Raises `KeyError` for a key that is no metric and `ValueError` for a value that is not
+        finite."""
+        check_keys(values)
+        row = {key: float(value) for key, value in values.items()}
+        bad = sorted(key for key, value in row.items() if not math.isfinite(value))
+        if bad:
+            raise ValueError(f"not finite at step {step}: {', '.join(f'{key} = {row[key]}' for key in bad)}")
+        self.offset += self._file.write(canonical_json({"step": int(step), **row}).encode() + b"\n")
+
+    def flush(self, *, durable: bool = True) -> None:
+        """Let readers see everything appended; `durable` also puts it on the disk, before a checkpoint refers to it."""
+        self._file.flush()
+        if durable:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def merged(path: Path) -> dict[int, dict[str, float]]:
+    """Rows of a ``metrics.jsonl`` merged by step, in order of steps; of two values of a key at a step the last counts.
+
+    An unfinished last line is left out. Raises `ValueError` with the line of a damaged row.
+    """
+    steps: dict[int, dict[str, float]] = {}
+    complete = path.read_bytes().rpartition(b"\n")[0]
+    for number, line in enumerate(complete.splitlines(), 1):
+        try:
+            row = json.loads(line)
+            steps.setdefault(int(row.pop("step")), {}).update(row)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{path}, line {number}: not a row of metrics") from None
+    return dict(sorted(steps.items()))
+
+
+def to_parquet(jsonl: Path, parquet: Path) -> None:
+    """Write the merged rows as columns: `step` (int64), then one float64 column per recorded metric, NaN where not
+    recorded."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    steps = merged(jsonl)
+    seen = {key for row in steps.values() for key in row}
+    columns: dict[str, Any] = {"step": np.fromiter(steps, dtype=np.int64, count=len(steps))}
+    for key in [*METRICS, *sorted(seen - METRICS.keys())]:
+        if key in seen:
+            columns[key] = np.fromiter(
+                (row.get(key, math.nan) for row in steps.values()), dtype=np.float64, count=len(steps)
+            )
+    pq.write_table(pa.table(columns), parquet)

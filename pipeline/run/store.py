@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -121,9 +121,19 @@ class Store:
         """
         locks = self.root / stage / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with self._held(locks / key):
-            self._restore(stage, key)
-            artifact = self._find_or_set_aside(stage, key)
+        try:
+            held = FileLock(locks / key).acquire(timeout=-1 if self.wait else 0)
+        except Timeout:
+            raise BuiltElsewhere(key) from None
+        with held:
+            path, old = self.root / stage / key, self._replaced(stage, key)
+            if old.exists() and not path.exists():  # its successor did not come: a kill between the two
+                os.replace(old, path)
+            try:
+                artifact = self.find(stage, key)
+            except Damaged as error:
+                artifact = None
+                self.warn(f"{error}; set aside as {set_aside(path)} and built again")
             if artifact and final(artifact):
                 return artifact
             partial, aside = self.partial(stage, key), self.root / stage / ".kept" / key
@@ -137,19 +147,27 @@ class Store:
             token = secrets.token_hex(8)
             (partial / OWNER).write_text(token, "ascii")
             meta = make(partial)
-            _give_up_token(partial, token)
+            owner = partial / OWNER
+            if not owner.exists() or owner.read_text("ascii", "replace") != token:
+                raise Fault(f"{partial} was taken over by another process: the lock on it was lost")
+            owner.unlink()
             if kept and (partial / kept).exists():
                 aside.parent.mkdir(exist_ok=True)
                 os.replace(partial / kept, aside)
             write_manifest(partial, stage, key, identity, meta, self._first_finished(stage, key))
-            self._publish(stage, key, partial)
+            # Where an older one is, a reader finds that one or this one at any moment.
+            if path.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                old.parent.mkdir(exist_ok=True)
+                os.replace(path, old)
+            os.replace(partial, path)
+            shutil.rmtree(old, ignore_errors=True)
         built = self.find(stage, key)
         if built is None:
             raise RuntimeError(f"{stage} {key} vanished while it was published")
         return built
 
     def partial(self, stage: str, key: str) -> Path:
-        """Return the folder in which an artifact is being built."""
         return self.root / stage / ".partial" / key
 
     def is_building(self, stage: str, key: str) -> bool:
@@ -165,34 +183,6 @@ class Store:
                 if "config" in identity:  # imported artifacts have none
                     yield identity
 
-    @contextmanager
-    def _held(self, path: Path) -> Iterator[None]:
-        lock = FileLock(path)
-        try:
-            lock.acquire(timeout=-1 if self.wait else 0)
-        except Timeout:
-            raise BuiltElsewhere(path.name) from None
-        try:
-            yield
-        finally:
-            lock.release()
-
-    def _publish(self, stage: str, key: str, partial: Path) -> None:
-        """Put a complete folder into place. Where an older one is, a reader finds that one or this one at any
-        moment."""
-        path, old = self.root / stage / key, self._replaced(stage, key)
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            old.parent.mkdir(exist_ok=True)
-            os.replace(path, old)
-        os.replace(partial, path)
-        shutil.rmtree(old, ignore_errors=True)
-
-    def _restore(self, stage: str, key: str) -> None:
-        """Put an artifact back whose successor did not come: the process was killed between the two."""
-        if self._replaced(stage, key).exists() and not (self.root / stage / key).exists():
-            os.replace(self._replaced(stage, key), self.root / stage / key)
-
     def _first_finished(self, stage: str, key: str) -> str | None:
         """Return the earliest finish time of the artifacts with this key that are replaced or were set aside."""
         times = []
@@ -203,22 +193,6 @@ class Store:
 
     def _replaced(self, stage: str, key: str) -> Path:
         return self.root / stage / ".replaced" / key
-
-    def _find_or_set_aside(self, stage: str, key: str) -> Artifact | None:
-        try:
-            return self.find(stage, key)
-        except Damaged as error:
-            aside = set_aside(self.root / stage / key)
-            self.warn(f"{error}; set aside as {aside} and built again")
-            return None
-
-
-def _give_up_token(partial: Path, token: str) -> None:
-    """Remove the builder's token. Raises `Fault` where it is another builder's."""
-    owner = partial / OWNER
-    if not owner.exists() or owner.read_text("ascii", "replace") != token:
-        raise Fault(f"{partial} was taken over by another process: the lock on it was lost")
-    owner.unlink()
 
 
 def write_manifest(

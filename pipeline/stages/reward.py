@@ -25,11 +25,11 @@ from torch import Tensor
 from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
-from pipeline.models.anatomy import check_room
 from pipeline.models.loading import CausalLM, freeze, load_snapshot, scratch_model
 from pipeline.models.meter import meter
 from pipeline.models.process import Bench, bench
 from pipeline.models.seeding import seed_of, uniforms
+from pipeline.models.trunk import check_room
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Calibrated, Completions, Proxy, Reward, calibration, sampled, standardised
 from pipeline.rewards.collection import (

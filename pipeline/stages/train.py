@@ -36,7 +36,7 @@ from pipeline.rewards.rankings import read_responses
 from pipeline.rewards.scored_samples import read_scores
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
-from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.metrics import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.checkpoint import checkpoints

@@ -14,7 +14,7 @@ import torch
 
 from pipeline.config.runtime import RuntimeConfig
 from pipeline.resources.ledger import KEPT as FOLDER
-from pipeline.run.metrics_log import MetricsLog
+from pipeline.run.metrics import MetricsLog
 from pipeline.run.progress import RESUMED, Reporter
 from pipeline.training.processes import Ranks
 from pipeline.training.state import Progress, TrainingState

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pipeline.config.trial import TrialConfig
-from pipeline.models.anatomy import trunk
 from pipeline.models.heads import head_logprobs
 from pipeline.models.policy import ActorCritic, Episodes, positions, response_hidden
+from pipeline.models.trunk import trunk
 
 if TYPE_CHECKING:
     from pipeline.training.rollout import Rollout

@@ -21,10 +21,10 @@ from pipeline.algorithms.mathematics.natural_gradient import (
 )
 from pipeline.algorithms.settings import TrpoSettings
 from pipeline.config.effects import value_at
-from pipeline.models.anatomy import recomputing
 from pipeline.models.fisher import fisher_product, flat, shaped_as, swapped, trained
 from pipeline.models.heads import chunks, gather, log_probs
 from pipeline.models.policy import response_hidden
+from pipeline.models.trunk import recomputing
 from pipeline.training.experience import Experience, Rows, summed
 from pipeline.training.update import Learner, MiniBatch, OnStep, total
 

@@ -6,9 +6,9 @@ import torch
 
 from pipeline.config.trial import TrialConfig
 from pipeline.models.adapters import Quantize, choose_trained, choose_trained_critic, load_quantized, load_rounded
-from pipeline.models.anatomy import trunk
 from pipeline.models.loading import HEAD, TRUNK, CausalLM, freeze, load_head, load_snapshot
 from pipeline.models.policy import ActorCritic, calibrated_head
+from pipeline.models.trunk import trunk
 from pipeline.run.store import Artifact
 
 POLICY_KEY = "adapter.quantize"

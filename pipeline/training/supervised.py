@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.anatomy import recomputing
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import GradientSteps, Precision
+from pipeline.models.trunk import recomputing
 
 MAX_GRAD_NORM = 1.0
 ShareOfLoss = Callable[[slice], Tensor]

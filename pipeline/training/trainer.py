@@ -23,8 +23,7 @@ from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.policy import ActorCritic
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler, choose_sampler
-from pipeline.resources.ledger import Ledger
-from pipeline.resources.roofline import BYTES_STEP
+from pipeline.resources.ledger import BYTES_STEP, Ledger
 from pipeline.run.progress import Leaving, Reporter, asked_to_leave
 from pipeline.training.checkpoint import Checkpoints
 from pipeline.training.experience import Experience, in_turn

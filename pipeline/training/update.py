@@ -17,12 +17,12 @@ from pipeline.algorithms.mathematics.controllers import lr_schedule
 from pipeline.algorithms.mathematics.kl import k2, k3, limited
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.config.trial import TrialConfig
-from pipeline.models.anatomy import recomputing
 from pipeline.models.heads import head_backward, head_logprobs
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, response_hidden
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation
+from pipeline.models.trunk import recomputing
 from pipeline.training.experience import Entropy, Experience, LossTerm, Rows, summed
 from pipeline.training.health import OFF_POLICY, check_finite, check_first_step
 from pipeline.training.part import Part, Step

@@ -253,7 +253,7 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
 def budget_lines(config: TrialConfig) -> Iterator[str]:
     """Lines on one trial's needs on a T4: whether it fits, the parts of its memory, and changes that make it fit."""
     from pipeline.forecast.advice import hours, own_others, predict, remedy
-    from pipeline.forecast.shapes import on_card
+    from pipeline.forecast.memory import on_card
 
     def times(spent: Mapping[str, float]) -> str:
         return ", ".join(f"{phase} {hours(one)}" for phase, one in spent.items())

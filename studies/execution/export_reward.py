@@ -59,7 +59,7 @@ def _write_classifier(made: Path, target: Path, mean: float, std: float) -> None
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    from pipeline.models.anatomy import trunk
+    from pipeline.models.trunk import trunk
     from pipeline.rewards.learned import RewardModel
 
     model = RewardModel.load(made, torch.device("cpu"))

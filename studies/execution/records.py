@@ -10,7 +10,7 @@ from typing import cast
 
 from pipeline.errors import Damaged
 from pipeline.run.dag import StagePlan
-from pipeline.run.layout import StageRef, Status, StudyFolder, TrialRecord, record_text, write_atomic
+from pipeline.run.layout import StageRef, Status, StudyFolder, TrialRecord
 from pipeline.run.progress import TrialOutcome
 from studies.definition.design import Cell
 from studies.execution.started import Started
@@ -72,4 +72,4 @@ def write_record(run: Started, cell: Cell, outcome: TrialOutcome | None, reason:
         environment={**run.module.environment(), **ended.execution},
         finished=times[-1] or "",
     )
-    write_atomic(run.folder.trial_file(cell.arm, cell.seed), record_text(record))
+    run.folder.write(record)

@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.config.trial import flatten
 from pipeline.errors import Damaged
 from pipeline.run.layout import TrialRecord
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.run.store import is_held
 from studies.claims.falsifiers import Verdict, evaluate
 from studies.claims.symptoms import BANDS, examine, health_of

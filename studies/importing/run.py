@@ -17,9 +17,8 @@ from pipeline.config.yaml_files import PlainDumper
 from pipeline.errors import UserError
 from pipeline.intervals import last_tenth
 from pipeline.named_files import place
-from pipeline.run.layout import Layout, StageRef, TrialRecord, record_text, safe, sealed, writable, write_atomic
-from pipeline.run.metrics import METRICS
-from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.layout import Layout, StageRef, TrialRecord, safe, sealed, writable, write_atomic
+from pipeline.run.metrics import METRICS, MetricsLog, to_parquet
 from pipeline.run.store import Store
 from pipeline.wording import cut
 from studies.definition.design import Foreign
@@ -74,7 +73,7 @@ def import_folder(
         for path in target.trial_files():
             path.unlink()
         for record in records:
-            write_atomic(target.trial_file(record.arm, record.seed), record_text(record))
+            target.write(record)
         notes = [NOTE, *(f"The import found: {line}." for line in lines(problems))]
         content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
         write_atomic(target.study_file, sealed({**content, "environment": {}, "notes": notes}))

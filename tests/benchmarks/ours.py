@@ -11,11 +11,11 @@ from benchmarks.meter import Meter
 from benchmarks.sizes import PAD, Size, reward
 
 from pipeline.models import precision as precision_module
-from pipeline.models.anatomy import trunk
 from pipeline.models.loading import freeze
 from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.trunk import trunk
 from pipeline.resources.ledger import Ledger
-from pipeline.run.metrics_log import MetricsLog
+from pipeline.run.metrics import MetricsLog
 from pipeline.run.progress import Reporter
 from pipeline.training import checkpoint as checkpoint_module
 from pipeline.training.judging import Scores, TrainingData

@@ -31,12 +31,12 @@ from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
 from pipeline.config.model import ModelConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.models.anatomy import trunk
 from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_mask
 from pipeline.models.precision import GradientSteps, Precision
 from pipeline.models.seeding import permutation, stream
+from pipeline.models.trunk import trunk
 from pipeline.training.judging import RolloutContext, Scores, TrainingData, measure
 from pipeline.training.part import Terms, parts_of
 from pipeline.training.processes import Ranks

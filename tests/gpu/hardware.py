@@ -14,10 +14,10 @@ from helpers import Recorder, random_base, smoke
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
-from pipeline.forecast.shapes import PUBLISHED
+from pipeline.forecast.memory import PUBLISHED
 from pipeline.models.precision import CHOICE
 from pipeline.run.layout import Layout
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.run.progress import TrialOutcome
 from pipeline.trial import run_trial
 

@@ -16,8 +16,7 @@ import torch
 from gpu.hardware import DEVICE, GIB, measured_trial, peak_gib, write_base
 
 from pipeline.forecast.advice import predict
-from pipeline.resources.ledger import Ledger
-from pipeline.resources.roofline import t4_seconds
+from pipeline.resources.ledger import Ledger, t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Reporter
 from pipeline.training import trainer as trainer_module

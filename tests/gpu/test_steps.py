@@ -29,7 +29,7 @@ from pipeline.models.loading import prepared
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import DTYPES, Precision
 from pipeline.models.seeding import stream
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.training.supervised import Supervised
 
 pytestmark = pytest.mark.gpu

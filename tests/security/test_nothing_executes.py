@@ -26,7 +26,7 @@ from pipeline.config.loading import load_config
 from pipeline.config.yaml_files import PlainLoader, read_value, read_yaml
 from pipeline.data.files import read_splits
 from pipeline.errors import Fault, UserError
-from pipeline.forecast.shapes import shape_of
+from pipeline.forecast.memory import shape_of
 from pipeline.models.loading import load_head, load_snapshot, pretrained_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer, train_tokenizer

@@ -21,7 +21,7 @@ if HERE not in sys.path:  # children inherit the path and find `fake_trial` on i
 @pytest.fixture(autouse=True)
 def _light_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake trial needs no torch, so neither does the server that children are forked from."""
-    monkeypatch.setattr(hand, "PRELOAD", ["studies.execution.child", "pipeline.run.metrics_log"])
+    monkeypatch.setattr(hand, "PRELOAD", ["studies.execution.child", "pipeline.run.metrics"])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,7 +19,7 @@ from pipeline.config.trial import TrialConfig
 from pipeline.errors import UserError
 from pipeline.run import dag
 from pipeline.run.layout import Layout, write_json
-from pipeline.run.metrics_log import MetricsLog, to_parquet
+from pipeline.run.metrics import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter, TrialOutcome
 from pipeline.run.store import Artifact, Store
 from pipeline.stopping import Watcher

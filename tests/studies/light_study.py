@@ -33,7 +33,7 @@ from studies.execution import hand
 from studies.execution import study as running
 from studies.execution.study import executor, run_study, work
 from studies.tracking.sync import Synced
-hand.PRELOAD = ["studies.execution.child", "pipeline.run.metrics_log"]
+hand.PRELOAD = ["studies.execution.child", "pipeline.run.metrics"]
 running.sync = lambda *arguments, **more: Synced(True, 0)
 if __name__ == "__main__":
     what, study, root, name, jobs = sys.argv[1:]

@@ -10,7 +10,7 @@ from typing import Any
 import fake_trial
 from light_study import record_of
 
-from pipeline.run.layout import Layout, StudyFolder, record_text, sealed, write_atomic
+from pipeline.run.layout import Layout, StudyFolder, sealed, write_atomic
 from pipeline.run.progress import Reporter
 from studies.claims.registration import content_of, register
 from studies.claims.verdicts import verdicts
@@ -63,7 +63,7 @@ class Tracked:
                 "environment": {"python": "3", "device": "abacus"},
             }  # fmt: skip
             record = record_of(cell.arm, cell.seed, **{**values, **changes})
-            write_atomic(self.folder.trial_file(cell.arm, cell.seed), record_text(record))
+            self.folder.write(record)
 
     def running(self, number: int, rows: int, half: bytes = b"") -> Running:
         """A trial that has written so many of its eight rows, and the begin of another."""

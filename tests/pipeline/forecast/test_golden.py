@@ -18,7 +18,7 @@ from memory_check import measure
 from pipeline.config.loading import PROFILES, load_config
 from pipeline.errors import UserError
 from pipeline.forecast.advice import Forecast, changed, check_budget, fitting_changes, predict, remedy
-from pipeline.forecast.shapes import measured
+from pipeline.forecast.memory import measured
 from pipeline.resources.machine import GIB
 from studies.console.plan import FOUR_MODELS, parameters_of, total_line
 from studies.definition.design import cells

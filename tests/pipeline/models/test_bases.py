@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from small_tokenizers import TEXTS, sentencepiece
 
 from pipeline.errors import UserError
-from pipeline.forecast.shapes import shape_of
+from pipeline.forecast.memory import shape_of
 from pipeline.models.loading import pretrained_model
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import decode, tokenize_prompts

@@ -17,8 +17,8 @@ from pipeline.models.adapters import choose_trained
 from pipeline.models.fisher import fisher_product, flat, swapped, trained
 from pipeline.models.loading import scratch_model
 from pipeline.models.meter import meter
-from pipeline.models.packing import packs
 from pipeline.models.policy import Episodes, response_hidden, response_mask
+from pipeline.models.trunk import packs
 
 VOCAB = 7
 SMALL = SIZES.model_copy(update={"hidden_size": 8, "intermediate_size": 12})

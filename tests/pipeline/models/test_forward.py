@@ -13,13 +13,12 @@ from tinynets import EVEN, UNEVEN, network
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.models import packing
-from pipeline.models.anatomy import blocks_of, recomputes, recomputing
+from pipeline.models import trunk
 from pipeline.models.heads import gather, log_probs
 from pipeline.models.loading import check_logits, prepared
-from pipeline.models.packing import ARCHITECTURES, SHORT, packs, short_attention
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden
 from pipeline.models.seeding import permutation, seed_of, uniforms
+from pipeline.models.trunk import ARCHITECTURES, SHORT, blocks_of, packs, recomputes, recomputing, short_attention
 
 PADDED = ("bloom", "mixtral", "opt", "openai-gpt")
 CHANGED: dict[str, dict[str, Any]] = {
@@ -68,7 +67,7 @@ def test_the_fused_attention_of_torch_gives_the_same(
     changes: dict[str, int], short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For grouped heads, and for rows that are long."""
-    monkeypatch.setattr(packing, "SHORT", short)
+    monkeypatch.setattr(trunk, "SHORT", short)
     check_packing(network("qwen2", **changes), UNEVEN)
 
 

@@ -16,15 +16,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.config.loading import load_config
-from pipeline.forecast.shapes import ForecastSubject, measured
+from pipeline.forecast.memory import ForecastSubject, measured
 from pipeline.forecast.work import update_work
 from pipeline.models.adapters import WithoutAdapter, choose_trained, choose_trained_critic, quantize
-from pipeline.models.anatomy import trunk
 from pipeline.models.heads import fp32_logits
 from pipeline.models.loading import freeze, prepared
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes
+from pipeline.models.trunk import trunk
 from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, RewardModel

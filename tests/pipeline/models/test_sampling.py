@@ -13,16 +13,15 @@ from torch import Tensor
 from transformers import CompileConfig
 
 from pipeline.models.adapters import choose_trained, quantize
-from pipeline.models.anatomy import trunk
 from pipeline.models.heads import fp32_logits
 from pipeline.models.loading import prepared
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
-from pipeline.models.packing import ARCHITECTURES
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler, StaticSampler, choose_sampler, inverse_cdf
 from pipeline.models.seeding import uniforms
+from pipeline.models.trunk import ARCHITECTURES, trunk
 
 CPU = torch.device("cpu")
 VOCAB, PAD, EOS, ROWS, STEPS = 23, 0, 1, 24, 20

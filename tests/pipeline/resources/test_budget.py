@@ -13,9 +13,8 @@ from helpers import Recorder, smoke
 from pipeline.config.loading import load_config
 from pipeline.models.out_of_memory import CARD_TOKENS, CHUNK_TOKENS, chunk_tokens
 from pipeline.models.process import settle
-from pipeline.resources.ledger import Ledger
+from pipeline.resources.ledger import Ledger, t4_seconds
 from pipeline.resources.machine import ALLOCATOR_SETTINGS, GIB, fresh_marks, peak_gib
-from pipeline.resources.roofline import t4_seconds
 from pipeline.run.layout import Layout
 from pipeline.trial import prepare, run_trial
 from studies.definition.schema import single

@@ -65,7 +65,7 @@ def with_a_line(text: str) -> str:
         ("pipeline.data.corpus", {}, {"prompts"}),
         ("pipeline.rewards.fluency", {}, {"judge"}),
         ("pipeline.rewards.fluency", {"judge__kind": "fluent_lexicon"}, {"judge", *SCORED - {"values", "critic"}}),
-        ("pipeline.models.anatomy", {}, EVERY - {"prompts"}),
+        ("pipeline.models.trunk", {}, EVERY - {"prompts"}),
         ("pipeline.models.out_of_memory", {}, EVERY - {"prompts"}),
         ("pipeline.training.trainer", {}, {"train"}),
         ("pipeline.training.parts.brakes", {}, {"train"}),

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.run.metrics_log import MetricsLog, merged, to_parquet
+from pipeline.run.metrics import MetricsLog, merged, to_parquet
 
 
 @pytest.fixture

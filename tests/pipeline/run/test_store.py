@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.errors import Damaged
 from pipeline.run import store as artifacts
-from pipeline.run.layout import read_record, sealed
+from pipeline.run.layout import StudyFolder, sealed
 from pipeline.run.store import MANIFEST, Store, inside
 
 
@@ -256,4 +256,4 @@ def test_a_record_that_is_not_as_it_was_written_is_damaged(tmp_path: Path, text:
     else:
         path.write_text(text)
     with pytest.raises(Damaged, match=words):
-        read_record(path)
+        StudyFolder(tmp_path, tmp_path).read(path)

@@ -22,7 +22,7 @@ from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.fluency import LexiconReward
 from pipeline.rewards.scorers import judge_of
 from pipeline.run.layout import Layout
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.run.progress import TrialOutcome
 from pipeline.run.store import Artifact
 from pipeline.stages.judge import judge, shortened

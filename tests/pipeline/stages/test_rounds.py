@@ -22,7 +22,7 @@ from pipeline.rewards.learned_settings import LearnedSettings
 from pipeline.rewards.rankings import read_ranked
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.run.progress import TrialOutcome
 from pipeline.trial import plan_trial, run_trial
 

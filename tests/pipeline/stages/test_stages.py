@@ -21,8 +21,7 @@ from pipeline.models.loading import load_snapshot
 from pipeline.models.out_of_memory import Room
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout, TrialRecord
-from pipeline.run.metrics import METRICS
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import METRICS, merged
 from pipeline.run.progress import TrialOutcome
 from pipeline.trial import plan_trial, run_trial
 

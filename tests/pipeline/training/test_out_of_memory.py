@@ -13,15 +13,15 @@ from helpers import Recorder
 from tinytrial import EOS, PAD, VOCAB, model, run, trainer
 from torch import Tensor
 
-from pipeline.models.anatomy import trunk
 from pipeline.models.out_of_memory import MemoryFull, Room, is_out_of_memory
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import EagerSampler
 from pipeline.models.seeding import uniforms
+from pipeline.models.trunk import trunk
 from pipeline.rewards.base import Completions
 from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.settings import RewardConfig
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.stages.evaluate import drift
 
 ROWS = 12

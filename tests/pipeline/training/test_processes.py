@@ -17,7 +17,7 @@ from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.models.process import check_devices
 from pipeline.run.layout import Layout
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.stages.train import Inputs
 from pipeline.training.launch import launch
 from pipeline.trial import execution, prepare, run_trial

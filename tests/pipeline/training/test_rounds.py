@@ -12,7 +12,7 @@ import torch
 from helpers import Recorder
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.training.checkpoint import load_latest, save
 from pipeline.training.rounds import Round
 from pipeline.training.trainer import Outcome, Trainer

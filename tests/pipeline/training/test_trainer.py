@@ -12,7 +12,7 @@ from tinytrial import CONTROLS, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, model, prese
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
-from pipeline.run.metrics_log import merged
+from pipeline.run.metrics import merged
 from pipeline.stages.graph import STAGES
 from pipeline.training.checkpoint import load_latest
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from light_study import Write, record_of
 
-from pipeline.run.layout import Layout, StudyFolder, TrialRecord, record_text, write_atomic
+from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from studies.definition.design import Cell
 from studies.definition.schema import Study
 from studies.definition.search import arm, load
@@ -62,7 +62,7 @@ class World:
         summary = {} if status == "failed" else landscape(config.kl.beta, config.algorithm.clip.epsilon)
         ended = {"status": status, "steps": 0 if status == "failed" else 2048, "summary": summary}
         one = record_of(cell.arm, cell.seed, config=config.model_dump(mode="json"), config_digest=cell.digest, **ended)
-        write_atomic(self.folder.trial_file(cell.arm, cell.seed), record_text(one))
+        self.folder.write(one)
 
     def trials(self) -> list[dict[str, Any]]:
         content = load(self.study, self.folder)

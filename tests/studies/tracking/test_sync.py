@@ -16,7 +16,7 @@ from light_study import wait_for
 from tracked_study import Tracked
 
 from pipeline.errors import Damaged
-from pipeline.run.metrics_log import MetricsLog
+from pipeline.run.metrics import MetricsLog
 from studies.claims.registration import read_chain
 from studies.definition.schema import load_study
 from studies.tracking import background, store, sync
