@@ -69,15 +69,6 @@ def test_weights_of_the_profile_t4() -> None:
     assert forecast("tiny").stages["train"][LIBRARIES] >= 0.4
 
 
-def test_opponents_and_rounds_add_multiples() -> None:
-    rounds, opposed = (
-        {count: forecast("tiny", {**changes, "reward.learned.rounds": count}) for count in (1, 4)}
-        for changes in ({}, {"reward.against": "reference"})
-    )
-    drawn = opposed[1].other_hours["reward"] - rounds[1].other_hours["reward"]
-    assert opposed[4].hours["reward"] - rounds[4].hours["reward"] == pytest.approx(3 * drawn)
-
-
 def test_four_models() -> None:
     """Seven billion parameters are 84 GB by the assumptions of the common table."""
     together = [sum(each) for each in FOUR_MODELS["bytes"].values()]

@@ -13,12 +13,11 @@ from helpers import Recorder, smoke
 from safetensors.torch import load_file
 from tinytrial import Killed, Killer, model, trainer
 
-from pipeline.algorithms.mathematics.kl import entropy, exact_kl
 from pipeline.config.model import SftConfig
 from pipeline.errors import UserError
 from pipeline.models import precision
 from pipeline.models.out_of_memory import MemoryFull, Room
-from pipeline.models.precision import GradientSteps, Precision, execution, mixed_precision
+from pipeline.models.precision import execution, mixed_precision
 from pipeline.rewards import learned
 from pipeline.run.layout import Layout
 from pipeline.training import language_model
@@ -57,14 +56,6 @@ def test_a_card_gets_what_it_can_do_or_what_is_asked_for_and_says_why(
     assert why in said["precision"]
     assert ("scaler" in said["precision"]) == (wanted == "fp16")
     assert (said["device"], said["threads"], said["processes"]) == ("A card, 16.0 GiB", "2", "3")
-
-
-def test_a_cpu_computes_in_fp32_and_scales_nothing() -> None:
-    chosen = Precision.of(CPU)
-    assert chosen.name == "fp32"
-    assert not GradientSteps(torch.optim.Adam(model().parameters()), chosen).skips_overflows
-    with chosen.autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
 
 
 def trained(checkpointing: bool = False) -> Any:
@@ -112,15 +103,6 @@ def test_an_overflow_in_fp16_skips_the_step_and_lowers_the_scale(monkeypatch: py
     assert furthest(network, before) > 0.01
     assert 0 < steps.steps.scaler.get_scale() < scale
     assert all(one.dtype == torch.float32 for one in network.parameters())
-
-
-def test_kl_and_entropy_are_summed_in_fp32_under_autocast() -> None:
-    log_pi, log_ref = torch.log_softmax(torch.randn(2, 3, 50_000, generator=torch.Generator().manual_seed(0)), dim=-1)
-    wanted = exact_kl(log_pi, log_ref), entropy(log_pi)
-    with Precision(CPU, "bf16").autocast():
-        found = exact_kl(log_pi, log_ref), entropy(log_pi)
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.equal(one, other)
 
 
 @pytest.fixture

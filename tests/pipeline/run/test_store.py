@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -184,28 +183,6 @@ def test_parallel_builders_build_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(calls) == 1
-
-
-def test_a_kill_while_building_publishes_nothing(tmp_path: Path) -> None:
-    code = """
-import sys, time
-from pathlib import Path
-from pipeline.run.store import Store
-def make(out):
-    (out / "data.txt").write_text("half")
-    print("started", flush=True)
-    time.sleep(60)
-Store(Path(sys.argv[1])).build("s", "k", {}, make, resumable=False)
-"""
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    store = Store(tmp_path)
-    assert store.find("s", "k") is None
-    assert store.build("s", "k", {}, fill(), resumable=False).meta == {"n": 1}
 
 
 def test_a_kill_while_a_file_is_replaced_changes_no_digest(tmp_path: Path) -> None:
