@@ -35,7 +35,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt locks/run.txt
 	$(LOCKED) -r locks/run.txt
 	$(PIP_INSTALL) -c constraints.txt "$$(grep -E '^torch==' constraints.txt)"
 	$(PIP_INSTALL) --no-deps --no-build-isolation -e .
-	@$(BIN)/python -m studies.definition.editor_schema
+	@$(BIN)/python -m studies.definition.authoring
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp locks/dev.txt

@@ -130,8 +130,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _explain(error: Exception, arguments: dict[str, Any]) -> NoReturn:
-    from pipeline.faults import explained
     from pipeline.run.layout import Layout
+    from studies.faults import explained
 
     _end(explained(error, Layout.at(arguments.get("out")).root), FAULT, error)
 

@@ -85,12 +85,6 @@ def below(folder: Path, origin: str) -> list[Path]:
     return sorted(found)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message; its type where it has none."""
-    lines = str(error).strip().splitlines()
-    return shown(lines[0], 400) if lines else type(error).__name__
-
-
 def leaves(path: Path, folder: Path) -> bool:
     """Return whether a path below `folder` is a link that leads out of it, or to nowhere.
 

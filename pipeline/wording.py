@@ -68,5 +68,11 @@ def brief(text: str, lines: int = MOST_LINES, width: int = LINE) -> str:
     return "\n".join([*found[: lines - 1], f"and {len(found) - lines + 1} more"])
 
 
+def in_words(error: BaseException) -> str:
+    """Return the type and the first line of an exception."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {shown(lines[0], 400)}" if lines else type(error).__name__
+
+
 def _escaped(found: re.Match[str]) -> str:
     return ascii(found[0])[1:-1]

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.models.loading import CausalLM, freeze, scratch_model
 from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Calibrated, Completions, Proxy

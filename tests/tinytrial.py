@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from helpers import Recorder, trial_config
 
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.config.presets import NAME, PRESETS, preset_of
 from pipeline.models.adapters import WithoutAdapter, adapter_layers, choose_trained, choose_trained_critic, quantize
 from pipeline.models.loading import freeze, scratch_model

@@ -11,7 +11,6 @@ LEARNS = When(
     "an algorithm that takes gradient steps (algorithm.advantage other than none)",
     lambda config: config.algorithm.learns,
     "algorithm.advantage",
-    usual=True,
 )
 ADAM_MOVES_THE_POLICY = When(
     "algorithm.trust_region other than trpo",

@@ -32,8 +32,6 @@ class When:
     holds: Callable[[Config], bool]
     switch: str
     """The key whose present value a message shows."""
-    usual: bool = False
-    """True where nearly all trials have it, so that a list of knobs need not repeat it."""
 
 
 @dataclass(frozen=True)
@@ -91,36 +89,25 @@ def inert(config: Config, key: str) -> str | None:
     return None
 
 
-def needs(model: type[BaseModel], key: str) -> str:
-    """Return what a knob needs to act, in words; empty for one that always acts."""
-    return " and ".join(condition.words for condition in conditions(model, key) if not condition.usual)
-
-
-def field_of(model: type[BaseModel], key: str) -> FieldInfo | None:
-    """The field of a dotted key; None where there is none."""
-    for section in key.split(".")[:-1]:
-        below = model.model_fields[section].annotation if section in model.model_fields else None
-        if not (isinstance(below, type) and issubclass(below, BaseModel)):
-            return None
-        model = below
-    return model.model_fields.get(key.rpartition(".")[2])
+def fields_along(model: type[BaseModel], key: str) -> list[FieldInfo | None]:
+    """The field of each part of a dotted key; None of a name of the user's in a mapping, and of an unknown key."""
+    around: Any = model
+    found: list[FieldInfo | None] = []
+    for name in key.split("."):
+        field = around.model_fields.get(name) if isinstance(around, type) and issubclass(around, BaseModel) else None
+        around = field.annotation if field else next(iter(get_args(around)[1:]), Any)
+        found.append(field)
+    return found
 
 
 def conditions(model: type[BaseModel], key: str) -> list[When]:
     """Everything that has to hold for a key to act: conditions of the sections around it, then its own."""
     found: list[When] = []
-    around, owner = model, ""
-    for name in key.split("."):
-        field = around.model_fields.get(name) if isinstance(around, type) and issubclass(around, BaseModel) else None
-        if field is None:  # a name of the user's in a mapping
-            around = next((part for part in get_args(around)[1:]), Any)  # type: ignore[assignment]
-        else:
-            found = [
-                *([] if any(isinstance(one, Always) for one in field.metadata) else found),
-                *_own(field, owner, name),
-            ]
-            around = field.annotation  # type: ignore[assignment]
-        owner = f"{owner}.{name}" if owner else name
+    names = key.split(".")
+    for depth, field in enumerate(fields_along(model, key)):
+        if field is not None:
+            around = [] if any(isinstance(one, Always) for one in field.metadata) else found
+            found = [*around, *_own(field, ".".join(names[:depth]), names[depth])]
     return found
 
 

@@ -17,11 +17,10 @@ from typing import Any
 from pipeline.config.names import nearest
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
-from pipeline.faults import in_words
-from pipeline.named_files import UNREADABLE, below, first_line, is_folder, kind_of, leaves, require_file
+from pipeline.named_files import UNREADABLE, below, is_folder, kind_of, leaves, require_file
 from pipeline.run.hub import absent, cause_of_absence
 from pipeline.run.store import file_digest
-from pipeline.wording import shown
+from pipeline.wording import in_words, shown
 
 FORMATS = ("parquet", "csv", "jsonl")
 SPLITS = ("train", "test")
@@ -153,7 +152,7 @@ def readable(path: Path) -> Iterator[None]:
             " latin1 -t utf-8"
         ) from None
     except UNREADABLE as error:
-        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from None
+        raise UserError(f"{path}: cannot be read as {path.suffix[1:]}: {in_words(error)}") from None
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -165,7 +164,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     row = json.loads(line.rstrip())
                 except (ValueError, RecursionError) as error:
                     # A decoder's own line is counted from this one.
-                    raise ValueError(f"line {number}: {getattr(error, 'msg', first_line(error))}") from None
+                    raise ValueError(f"line {number}: {getattr(error, 'msg', in_words(error))}") from None
                 if not isinstance(row, dict):
                     raise ValueError(f"line {number} is {type(row).__name__} and no object")
                 yield number, row

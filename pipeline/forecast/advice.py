@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from pipeline.config.runtime import CapsConfig
-from pipeline.config.trial import TrialConfig
+from pipeline.config.trial import CapsConfig, TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import ForecastSubject, memory_by_stage, on_card, shape_of
 from pipeline.forecast.work import other_hours, training_hours

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.heads import fp32_logits
 from pipeline.models.precision import ATTENTION

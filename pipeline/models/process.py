@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pipeline.config.runtime import RuntimeConfig
+from pipeline.config.trial import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
 from pipeline.models.out_of_memory import MemoryFull, Room

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, field
 from typing import Any
 
-from pipeline.config.runtime import CapsConfig
-from pipeline.config.trial import TrialConfig
+from pipeline.config.trial import CapsConfig, TrialConfig
 from pipeline.resources.machine import GIB, peak_gib
 
 T4_FLOPS = 65e12

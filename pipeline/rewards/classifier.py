@@ -10,13 +10,13 @@ from torch import Tensor
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.faults import in_words
 from pipeline.models.heads import fp32_classes
 from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
 from pipeline.rewards.ready_settings import ClassifierSettings
+from pipeline.wording import in_words
 
 OFFSET = "reward_offset"
 """Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from pipeline.algorithms.settings import LEARNS
 from pipeline.config.base import Layers, NonNegative, Positive, Section, Seed, StrictlyPositive, Tokens, Width, refuse
 from pipeline.config.effects import Chosen, Config, When
-from pipeline.config.model import ModelConfig
 from pipeline.config.names import nearest
+from pipeline.config.networks import ModelConfig
 
 JUDGE = "judge"
 FURTHER = "judge:"

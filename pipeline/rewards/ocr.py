@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import UserError
-from pipeline.faults import in_words
 from pipeline.models.out_of_memory import Room
 from pipeline.resources.machine import check_extra
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.ready_settings import OcrSettings
+from pipeline.wording import in_words
 
 PAPER, INK = 255, 0
 COLUMNS, CHARACTERS = 48, 480

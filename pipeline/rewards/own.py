@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, create_model
 
-from pipeline.config.messages import ConfigFault, validated
+from pipeline.config.loading import ConfigFault, validated
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.faults import in_words
 from pipeline.named_files import is_file
 from pipeline.rewards.settings import ScorerConfig
+from pipeline.wording import in_words
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ import yaml
 from pipeline.errors import UserError
 
 CUT = re.compile(
-    r"pipeline\.(config|errors|faults|named_files|resources|run|wording)(\.|$)|.*(settings|kinds)$",
+    r"pipeline\.(config|errors|named_files|resources|run|wording)(\.|$)|.*(settings|kinds)$",
 )
 """Modules that decide no result: settings (their values are in the key), storage, measurements, messages."""
 REGISTRIES = ("pipeline.algorithms.kinds", "pipeline.rewards.kinds")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pipeline.config.base import COMMIT
 from pipeline.errors import UserError
-from pipeline.faults import in_words
+from pipeline.wording import in_words
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipeline.config.runtime import RuntimeConfig
+from pipeline.config.trial import RuntimeConfig
 from pipeline.resources.ledger import KEPT as FOLDER
 from pipeline.run.metrics import MetricsLog
 from pipeline.run.progress import RESUMED, Reporter

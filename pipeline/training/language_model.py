@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.config.model import SftConfig
+from pipeline.config.networks import SftConfig
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room, text_rows
 from pipeline.models.precision import Precision

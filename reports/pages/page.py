@@ -13,9 +13,9 @@ import jinja2
 from filelock import FileLock
 
 from pipeline.errors import UserError
-from pipeline.faults import is_disk_full
 from reports.tables.table import markdown
 from reports.text.words import count, counted, listed, number, upper_first
+from studies.faults import is_disk_full
 
 TEMPLATES = Path(__file__).parent / "templates"
 

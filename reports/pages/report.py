@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from pipeline.config.effects import content_of, field_of
+from pipeline.config.effects import content_of, fields_along
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.run.layout import StudyFolder
 from pipeline.run.metrics import METRICS
@@ -154,7 +154,7 @@ def _values(cell: Cell) -> dict[str, Any]:
 
 
 def _description(key: str) -> str:
-    field = field_of(TrialConfig, key)
+    field = fields_along(TrialConfig, key)[-1]
     return (field.description or "") if field is not None else ""
 
 

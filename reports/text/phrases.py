@@ -9,8 +9,8 @@ from reports.findings.matched_kl import MatchedKL
 from reports.records.load import StudyRecords
 from reports.text.say import say
 from studies.claims.symptoms import ArmHealth
-from studies.definition.design import Cell
-from studies.definition.replicates import WORDS, acting
+from studies.definition.design import Cell, acting
+from studies.definition.fields import WORDS
 
 
 def at_equal_drift(rows: Sequence[MatchedKL]) -> str:

@@ -199,7 +199,7 @@ def new_study(
 
     An existing file is not overwritten.
     """
-    from studies.definition.template import new_study as write
+    from studies.definition.authoring import new_study as write
 
     path = write(name, design, place(folder))
     print(printable(f"{path}\nEdit it, then: ablate plan {path.stem if path.parent == Path.cwd() else path}"))
@@ -500,8 +500,8 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
     """Draw the report; a fault in it must not hide the study's end, so it goes to a file whose path is shown."""
     import traceback
 
-    from pipeline.faults import is_disk_full
     from studies.execution.records import is_newer
+    from studies.faults import is_disk_full
 
     if _report is None or not chosen.source:
         return None

@@ -23,8 +23,7 @@ from pipeline.resources.machine import GIB, gpu_visible
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
 from studies.console.summary import table
-from studies.definition.design import Cell, cautions, cells
-from studies.definition.replicates import chain_of
+from studies.definition.design import Cell, cautions, cells, chain_of
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.effects import inert, value_at
-from pipeline.config.loading import check_key, load_config, profile_names, read_config
-from pipeline.config.messages import MOST_FAULTS, ConfigFault
+from pipeline.config.loading import MOST_FAULTS, ConfigFault, check_key, load_config, profile_names, read_config
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.config.yaml_files import Where, line_of
@@ -22,8 +21,7 @@ from pipeline.errors import UserError
 from pipeline.run.layout import safe
 from studies.definition.arms import BASELINE
 from studies.definition.falsifier import EXACT_KL, Falsifier
-from studies.definition.fields import EVALUATION, FIXED, check_comparable
-from studies.definition.replicates import kept_apart
+from studies.definition.fields import EVALUATION, FIXED, check_comparable, kept_apart
 from studies.definition.schema import IMPORTED, KINDS, Study
 from studies.definition.space import Constraint
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pipeline.config.base import replaced
+from pipeline.config.effects import inert
+from pipeline.config.loading import ConfigFault
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
+from pipeline.rewards.kinds import is_own
 from studies.definition.checks import built, check_overrides, fault_lines
-from studies.definition.own import with_code
-from studies.definition.replicates import chain_of, seeded
+from studies.definition.fields import LINKS, SEED_KEY, Link
 from studies.definition.schema import IMPORTED, Study
 
 
@@ -146,3 +150,79 @@ def design_digest(plan: Sequence[Planned]) -> str:
     """Eight hexadecimal digits that change with arms, seeds or any configuration, whatever their order."""
     content = sorted([cell.arm, cell.seed, cell.digest] for cell in plan)
     return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:8]
+
+
+def seeded(config: TrialConfig, seed: int, vary: Sequence[Link]) -> TrialConfig:
+    """The configuration of a trial of this seed: that of the training, and of every link that varies and acts."""
+    return replaced(config, {SEED_KEY: seed, **{LINKS[link]: seed for link in acting(config, vary)}})
+
+
+def chain_of(config: TrialConfig) -> tuple[int, ...]:
+    """Seeds of the stages before training: trials with equal seeds can share them."""
+    return config.sft.seed, config.reward.learned.pairs_seed, config.reward.seed
+
+
+def acting(config: TrialConfig, vary: Sequence[Link]) -> tuple[Link, ...]:
+    """Links that exist in this configuration: a ready reward has no labels, a snapshot without SFT no seed."""
+    return tuple(link for link in LINKS if link in vary and not _idle(config, link))
+
+
+def _idle(config: TrialConfig, link: Link) -> bool:
+    ready = link == "reward" and inert(config, LINKS["labels"]) is not None
+    return ready or inert(config, LINKS[link]) is not None
+
+
+def with_code(config: TrialConfig, study: Study) -> TrialConfig:
+    """The configuration that finds its classes in the folder of the study's file; unchanged where it names none."""
+    if not study.source or config.runtime.code or not _own(config):
+        return config
+    folder = str(Path(study.source).parent)
+    return replaced(config, {"runtime.code": folder})
+
+
+def check_own(study: Study, configs: Mapping[str, TrialConfig]) -> None:
+    """Import the classes that the arms name and check their settings.
+
+    Raises `UserError` with one line per fault: the file, the line, the key, the value and what is allowed.
+    """
+    faults = [
+        ConfigFault(_place(study, arm, key), f"{study.kind}.{arm}: {text}")
+        for arm, config in configs.items()
+        for key, text in _faults(config)
+    ]
+    if faults:
+        raise UserError(fault_lines(study.source or study.name, faults))
+
+
+def own_digests(configs: Iterable[TrialConfig]) -> dict[str, str]:
+    """Digests of the files of all classes that are named, by the name of the class."""
+    found: dict[str, str] = {}
+    for config in configs:
+        if kinds := _own(config):
+            from pipeline.rewards.own import file_of
+            from pipeline.run.store import file_digest
+
+            files = {kind: file_of(kind, config.runtime.code) for kind in kinds.values()}
+            found |= {kind: file_digest(file) for kind, file in files.items() if file is not None}
+    return found
+
+
+def _own(config: TrialConfig) -> dict[str, str]:
+    return {key: scorer.kind for key, scorer in config.scorers.items() if is_own(scorer.kind)}
+
+
+def _faults(config: TrialConfig) -> Iterator[tuple[str, str]]:
+    for section in _own(config):
+        from pipeline.rewards.own import faults
+
+        yield from faults(section, config.scorers[section], config.runtime.code)
+
+
+def _place(study: Study, arm: str, key: str) -> tuple[str | int, ...]:
+    """The way to the entry of an arm that sets a key, or the mapping that it is in."""
+    own: Mapping[str, Any] = study.arm_overrides().get(arm, {})
+    parts = key.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in own:
+            return (study.kind, arm, ".".join(parts[:length]), *parts[length:])
+    return (study.kind, arm)

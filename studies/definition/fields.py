@@ -1,9 +1,9 @@
-"""Kinds of values that recur in a study file, each checked where it stands: texts, seeds, knobs and metrics."""
+"""Kinds of values that recur in a study file, each checked where it stands, and the keys that seeds set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -25,6 +25,15 @@ FIXED = {
     STOP_KEY: "is set by falsifiers with `stop: true`, and by search.prune",
 }
 """Keys that no study may change -> the part that sets them."""
+Link = Literal["labels", "reward", "sft"]
+LINKS: Mapping[Link, str] = {"labels": "reward.learned.pairs_seed", "reward": "reward.seed", "sft": "sft.seed"}
+"""Parts of the chain before training that a seed can vary as well, and the key of their seed."""
+WORDS: Mapping[Link, str] = {"labels": "preference labels", "reward": "reward model", "sft": "reference policy (SFT)"}
+
+
+def kept_apart(vary: Iterable[Link]) -> dict[str, str]:
+    """Keys that arms may not set, since the study's seeds do."""
+    return {LINKS[link]: f"is set by the study's seeds, which vary the {WORDS[link]} (vary: {link})" for link in vary}
 
 
 def _listed(seeds: Any) -> Any:

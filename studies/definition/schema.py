@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from pipeline.config.base import Section, distinct
-from pipeline.config.loading import dotted_keys, load_config
-from pipeline.config.messages import ConfigFault, validated
+from pipeline.config.loading import ConfigFault, dotted_keys, load_config, validated
 from pipeline.config.names import WORDS, meant, meant_key, nearest
 from pipeline.config.train import StopRule
 from pipeline.config.yaml_files import read_yaml
@@ -25,9 +24,8 @@ from pipeline.run.layout import SAFE_NAME, safe
 from pipeline.wording import shown
 from studies.definition.arms import BASELINE, MOST_ARMS, arm_name, of_factors, of_grid, short_names
 from studies.definition.falsifier import Falsifier
-from studies.definition.fields import SEED_KEY, STOP_KEY, Knob, Knobs, Levels, Seeds, Text
+from studies.definition.fields import SEED_KEY, STOP_KEY, Knob, Knobs, Levels, Link, Seeds, Text
 from studies.definition.hypotheses import Hypothesis
-from studies.definition.replicates import Link
 from studies.definition.space import Constraint, Objective, Search
 
 STUDIES = Path(__file__).parents[1]

@@ -14,12 +14,13 @@ from multiprocessing import parent_process
 from pathlib import Path
 
 from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, UserError
-from pipeline.faults import disk_full, in_words, is_disk_full
 from pipeline.run.progress import LEFT, TrialOutcome, asked_to_leave
 from pipeline.run.store import BuiltElsewhere
+from pipeline.wording import in_words
 from studies.execution.agenda import Task
 from studies.execution.records import write_record
 from studies.execution.status import StatusFile
+from studies.faults import disk_full, is_disk_full
 
 DISK_FULL = 74
 """Exit code, EX_IOERR of sysexits.h: no other trial would fare better."""

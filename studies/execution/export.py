@@ -14,7 +14,6 @@ from pipeline.config.names import TRAINING
 from pipeline.config.presets import PRESETS
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import UserError
-from pipeline.faults import disk_full, is_disk_full
 from pipeline.intervals import student
 from pipeline.named_files import place
 from pipeline.rewards.kinds import KINDS
@@ -22,6 +21,7 @@ from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.metrics import METRICS, PER_PROMPT
 from pipeline.run.store import artifact_of, checked, file_of
 from studies.execution.recorded import find_trial, folder_of
+from studies.faults import disk_full, is_disk_full
 
 MEANS = (
     "eval/gold", "eval/gold_reference", "eval/proxy", "eval/proxy_reference", "eval/kl_per_sequence", "eval/length",

@@ -20,7 +20,6 @@ from typing import Any
 from filelock import FileLock
 
 from pipeline.errors import INTERRUPTED, USER_ERROR, Fault, UserError
-from pipeline.faults import DiskFull, disk_full
 from pipeline.resources.machine import MALLOC, grow_segments, visible_gpus
 from pipeline.run.progress import LEFT
 from pipeline.run.store import try_lock
@@ -28,6 +27,7 @@ from studies.execution.agenda import DEATHS, Agenda, Task
 from studies.execution.child import DISK_FULL, run_task, work
 from studies.execution.started import Started
 from studies.execution.status import read_status
+from studies.faults import DiskFull, disk_full
 
 PRELOAD = [
     "studies.execution.child",

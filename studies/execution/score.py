@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.messages import validate
+from pipeline.config.loading import validate
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import text_episodes

@@ -19,10 +19,8 @@ from pipeline.config.effects import value_at
 from pipeline.config.loading import load_config
 from pipeline.run.layout import StudyFolder, TrialRecord
 from studies.definition.checks import CONFIRM
-from studies.definition.design import Cell
+from studies.definition.design import Cell, seeded, with_code
 from studies.definition.fields import STOP_KEY
-from studies.definition.own import with_code
-from studies.definition.replicates import seeded
 from studies.definition.schema import Study
 from studies.definition.search import Tried, arm, choose, load, objectives, save, tried, violations
 from studies.definition.space import Dimension

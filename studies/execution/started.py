@@ -26,8 +26,7 @@ from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_as
 from pipeline.run.store import is_held
 from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, register
-from studies.definition.design import Cell, cells
-from studies.definition.own import check_own, own_digests
+from studies.definition.design import Cell, cells, check_own, own_digests
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, number_of
 from studies.execution.recorded import own_stages

@@ -16,8 +16,8 @@ from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable
 from studies.claims.falsifiers import Verdict
 from studies.claims.verdicts import verdicts
-from studies.definition.design import Cell, cautions
-from studies.definition.replicates import LINKS, seeded
+from studies.definition.design import Cell, cautions, seeded
+from studies.definition.fields import LINKS
 from studies.definition.schema import Study
 from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda

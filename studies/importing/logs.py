@@ -15,8 +15,9 @@ import pandas as pd
 
 from pipeline.config.names import nearest
 from pipeline.errors import UserError
-from pipeline.named_files import UNREADABLE, below, first_line, is_file, kind_of, require_file
+from pipeline.named_files import UNREADABLE, below, is_file, kind_of, require_file
 from pipeline.run.layout import safe
+from pipeline.wording import in_words
 from studies.importing.maps import PROMPT_ID, Map, first, present
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
@@ -89,7 +90,7 @@ def read_table(path: Path) -> pd.DataFrame:
     except UNREADABLE as error:
         if path.suffix != ".jsonl" or not rows or at <= text.count("\n"):
             place = f"{path}, {word} {at}" if at else str(path)
-            raise UserError(f"{place}: cannot be read as {path.suffix[1:]}: {first_line(error)}") from None
+            raise UserError(f"{place}: cannot be read as {path.suffix[1:]}: {in_words(error)}") from None
     frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object).dropna(how="all").dropna(axis=1, how="all")
     if frame.empty:
         raise UserError(f"{path}: it holds no rows")

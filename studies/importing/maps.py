@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from pipeline.config.base import Finite, Positive, Section, StrictlyPositive
-from pipeline.config.messages import validate
+from pipeline.config.loading import validate
 from pipeline.config.names import nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError

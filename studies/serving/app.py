@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.config.messages import validated
+from pipeline.config.loading import validated
 from pipeline.config.names import nearest
 from pipeline.models.process import quiet_libraries
 from pipeline.run.layout import Layout

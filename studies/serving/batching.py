@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from pipeline.errors import Fault, UserError
-from pipeline.faults import in_words
 from pipeline.models.heads import head_logprobs
 from pipeline.models.loading import CausalLM, freeze
 from pipeline.models.out_of_memory import Room
@@ -29,6 +28,7 @@ from pipeline.models.tokenizers import load_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.scorers import judge_of, reward_of
 from pipeline.stages.evaluate import drift
+from pipeline.wording import in_words
 from studies.serving.weights import Folder, ServedTrial
 
 COMPLETIONS, WAITING = 64, 256

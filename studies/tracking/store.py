@@ -12,8 +12,8 @@ from typing import Any
 
 from filelock import FileLock
 
-from pipeline.faults import in_words
 from pipeline.run.layout import Layout
+from pipeline.wording import in_words
 from studies.tracking.view import TAG
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from pipeline.config.loading import load_config
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.seeding import stream

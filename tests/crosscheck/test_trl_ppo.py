@@ -29,7 +29,7 @@ from trl_peer import Witness, critic_of, ppo_trainer, tokenizer
 from pipeline.algorithms.mathematics.advantages import gae
 from pipeline.algorithms.mathematics.masking import masked_whiten
 from pipeline.algorithms.mathematics.shaping import non_score_reward, token_rewards
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room

@@ -67,7 +67,7 @@ def _commands() -> Iterator[None]:
         raise TimeoutError("hang")
 
     with pytest.MonkeyPatch.context() as changed:
-        changed.setattr("studies.definition.template.write_schema", lambda: None)
+        changed.setattr("studies.definition.authoring.write_schema", lambda: None)
         changed.setattr(ablate.app, "registered_commands", list(ablate.app.registered_commands))
         changed.delenv("ABLATE_HOME", raising=False)
         before = signal.signal(signal.SIGALRM, late)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.faults import explained
 from pipeline.run.layout import replacing, writable
+from studies.faults import explained
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from helpers import Recorder, smoke
 from safetensors.torch import load_file
 from tinytrial import Killed, Killer, model, trainer
 
-from pipeline.config.model import SftConfig
+from pipeline.config.networks import SftConfig
 from pipeline.errors import UserError
 from pipeline.models import precision
 from pipeline.models.out_of_memory import MemoryFull, Room

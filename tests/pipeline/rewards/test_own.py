@@ -21,8 +21,7 @@ from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
 from pipeline.stages.sources import check_sources
 from pipeline.trial import plan_trial, run_trial
-from studies.definition.design import cells
-from studies.definition.own import check_own, own_digests
+from studies.definition.design import cells, check_own, own_digests
 from studies.definition.schema import load_study
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import torch
 from helpers import Recorder, smoke
 from torch import Tensor
 
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import Episodes, response_mask

@@ -9,7 +9,7 @@ import torch
 from tinynets import completions
 from torch import Tensor
 
-from pipeline.config.model import ModelConfig
+from pipeline.config.networks import ModelConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import scratch_model
 from pipeline.models.out_of_memory import Room

@@ -12,7 +12,7 @@ import ranked
 import torch
 from helpers import Recorder, smoke
 
-from pipeline.config.runtime import RuntimeConfig
+from pipeline.config.trial import RuntimeConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.models.process import check_devices

@@ -11,8 +11,7 @@ from light_study import Write
 from pipeline.config.loading import parse_set
 from pipeline.errors import UserError
 from studies.definition.checks import shrunk
-from studies.definition.design import cautions, cells, design_digest
-from studies.definition.replicates import chain_of
+from studies.definition.design import cautions, cells, chain_of, design_digest
 from studies.definition.schema import load_study, single, study_names
 
 HEAD = STUDY.partition("arms:")[0]

@@ -13,11 +13,10 @@ from pipeline.config.loading import dotted_keys, profile_names
 from pipeline.config.names import SYMBOLS
 from pipeline.errors import UserError
 from pipeline.run.metrics import METRICS
+from studies.definition.authoring import DESIGNS, SCHEMA, header, new_study, study_schema, template
 from studies.definition.design import cells
-from studies.definition.editor_schema import SCHEMA, header, study_schema
 from studies.definition.fields import FIXED
 from studies.definition.schema import STUDIES, load_study, study_names
-from studies.definition.template import DESIGNS, new_study, template
 
 Faults = Callable[[str], list[str]]
 

@@ -16,10 +16,10 @@ import torch
 from light_study import Write, go, results
 from safetensors import SafetensorError
 
-from pipeline.faults import DiskFull, is_disk_full
 from pipeline.run.layout import Layout
 from pipeline.training import checkpoint
 from studies.execution import records
+from studies.faults import DiskFull, is_disk_full
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
 FAULT = 4

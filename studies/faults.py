@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pipeline.errors import Fault
+from pipeline.wording import in_words
 
 _FULL = re.compile(r"no space left on device|database or disk is full|disk quota exceeded", re.IGNORECASE)
 """Messages of the C library, the Rust libraries (safetensors, tokenizers), SQLite and pyarrow."""
@@ -73,9 +74,3 @@ def explained(error: BaseException, root: Path) -> Fault:
             log.write("".join(traceback.format_exception(error)))
         return Fault(f"{line}; details: {path}")
     return Fault(f"{line}; set ABLATE_TRACEBACK=1 to see where")
-
-
-def in_words(error: BaseException) -> str:
-    """Type and first line of an exception."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,8 +1,9 @@
-"""The JSON schema of a study file, so that editors complete and check its keys while it is written.
+"""Help for authors: a commented new study of each design, valid as it stands, and the JSON schema of a study file, by
+which editors complete and check its keys.
 
-Made from the pydantic models, the trial's configuration and the list of metrics. Setting up and `new-study` write it
-to ``studies/study.schema.json``, where the first line of the shipped studies looks for it; so does
-``python -m studies.definition.editor_schema``. It refuses no valid file; what it lets through, reading the file finds.
+It is made from the pydantic models, the trial's configuration and the list of metrics. Setting up and `new-study` write
+it to ``studies/study.schema.json``, where the first line of the shipped studies looks for it; so does
+``python -m studies.definition.authoring``. It refuses no valid file; reading the file finds what it lets through.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.effects import needs, value_at
-from pipeline.config.loading import MAPPINGS, dotted_keys, load_config, profile_names
+import jinja2
+
+from pipeline.config.loading import MAPPINGS, dotted_keys, profile_names
+from pipeline.config.names import SYMBOLS, nearest
 from pipeline.config.presets import NAME, SHORT
 from pipeline.config.trial import TrialConfig
-from pipeline.run.layout import SAFE_NAME
+from pipeline.errors import UserError
+from pipeline.run.layout import SAFE_NAME, safe
 from pipeline.run.metrics import FAMILIES, METRICS
 from studies.definition.fields import FIXED
-from studies.definition.schema import DERIVED, KINDS, STUDIES, Study
+from studies.definition.schema import CONFIRMATION, DERIVED, KINDS, STUDIES, Study, study_names
 
 SCHEMA = STUDIES / "study.schema.json"
-PROFILES_SHOWN = ("tiny", "t4")
+TEMPLATE = Path(__file__).with_name("study.yaml.j2")
+DESIGNS = ("arms", "grid", "factors", "search")
 _OVERRIDES = "#/$defs/Overrides"
 
 
@@ -31,6 +36,40 @@ def header(path: Path) -> str:
     """The comment by which an editor finds the schema, for a study file at `path`."""
     where = SCHEMA.name if path.parent == SCHEMA.parent else str(SCHEMA)
     return f"# yaml-language-server: $schema={where}"
+
+
+def new_study(name: str, design: str, folder: Path) -> Path:
+    """Write ``<folder>/<name>.yaml`` and return its path.
+
+    Raises `UserError` for a name that cannot be a file's or is that of a shipped study, for an unknown design,
+    and for a file that exists: nothing is ever overwritten.
+    """
+    if design not in DESIGNS:
+        raise UserError(f"--design '{design}'{nearest(design, DESIGNS)}; there are: {', '.join(DESIGNS)}")
+    path = folder / f"{safe(name.removesuffix('.yaml'))}.yaml"
+    if path.stem.endswith(CONFIRMATION):
+        raise UserError(f"'{path.stem}': names that end with {CONFIRMATION} are those of confirmations; choose another")
+    if path.stem in study_names():
+        raise UserError(
+            f"'{path.stem}' is the name of a study that comes with the project; choose another, for example"
+            f" {path.stem}_mine"
+        )
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template(path, design))
+    except FileExistsError:
+        raise UserError(f"{path} exists and is not overwritten; choose another name, or remove it") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+    write_schema()
+    return path
+
+
+def template(path: Path, design: str) -> str:
+    """The text of a new study."""
+    source = jinja2.Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    text: str = source.render(design=design, header=header(path), name=path.stem, symbols=SYMBOLS)
+    return text
 
 
 def write_schema() -> None:
@@ -51,9 +90,8 @@ def study_schema() -> dict[str, Any]:
     knobs: dict[str, Any] = {}
     for key in dotted_keys():
         if key not in FIXED:
-            knob, own = _knob(key)
+            knobs[key], own = _knob(key)
             parts |= own
-            knobs[key] = _with_values(key, knob)
     knobs |= {SHORT: knobs[NAME]}
     parts["Overrides"] = _of_knobs(knobs, {})
     arms = _object_of(fields["arms"])
@@ -78,17 +116,6 @@ def _knob(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
         model = model.model_fields[section].annotation
     schema = model.model_json_schema()
     return schema["properties"][name], schema.get("$defs", {})
-
-
-def _with_values(key: str, knob: dict[str, Any]) -> dict[str, Any]:
-    """Add to a knob's description the settings it needs to act, and its values in some profiles."""
-    values = ", ".join(
-        f"{profile} {json.dumps(value_at(load_config(profile).model_dump(mode='json'), key))}"
-        for profile in PROFILES_SHOWN
-    )
-    required = needs(TrialConfig, key)
-    only = f"; acts only with {required}" if required else ""
-    return {**knob, "description": f"{knob['description']}{only} ({values})"}
 
 
 def _of_knobs(properties: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
