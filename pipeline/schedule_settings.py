@@ -30,17 +30,14 @@ class Scheduled(Section):
 
     @property
     def start(self) -> float:
-        """The coefficient in the first update."""
         raise NotImplementedError
 
     @property
     def anneals(self) -> bool:
-        """Return whether the coefficient goes to `end`."""
         return self.control in ("linear", "cosine")
 
     @property
     def extremes(self) -> list[float]:
-        """The coefficient at the start and at the end."""
         return [self.start, self.end] if self.anneals else [self.start]
 
     @property

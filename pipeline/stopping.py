@@ -55,7 +55,6 @@ class Watcher:
     series: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def observe(self, step: int, values: Mapping[str, float]) -> None:
-        """Take note of what was recorded at a step."""
         for rule in self.rules:
             if rule.metric in values:
                 self.series.setdefault(rule.metric, {})[step] = float(values[rule.metric])
@@ -73,9 +72,7 @@ class Watcher:
         return None
 
     def state(self) -> dict[str, list[list[float]]]:
-        """Return the records for a checkpoint."""
         return {key: [[step, value] for step, value in records.items()] for key, records in self.series.items()}
 
     def load(self, state: Mapping[str, list[list[float]]]) -> None:
-        """Go on where a checkpoint stood."""
         self.series = {key: {int(step): value for step, value in records} for key, records in state.items()}

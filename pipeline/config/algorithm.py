@@ -79,17 +79,14 @@ class AlgorithmConfig(Section):
 
     @property
     def by_pairs(self) -> bool:
-        """Return whether the loss is one of pairs of responses."""
         return TRUST_REGIONS[self.trust_region].pairwise
 
     @property
     def needs_values(self) -> bool:
-        """Return whether the advantage needs scored samples of the reference."""
         return ADVANTAGES[self.advantage].values
 
     @property
     def learns(self) -> bool:
-        """Return whether the trial takes gradient steps."""
         return ADVANTAGES[self.advantage].code is not None
 
     @model_validator(mode="after")

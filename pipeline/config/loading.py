@@ -233,10 +233,10 @@ def _explain(model: type[BaseModel], fault: Any) -> str:
     if fault["type"] == "missing":
         of_list = isinstance(fault["loc"][-1], int)
         return f"{key.rpartition('.')[0]}: has too few entries" if of_list else f"key '{key}' is missing"
-    if fault["type"] in ("too_long", "too_short"):
-        most, least = context.get("max_length"), context.get("min_length")
-        limit = f"most {most} are allowed" if least is None else f"least {least} are needed"
-        return f"{key}: has {context['actual_length'] or 'more'} entries; at {limit}"
+    if fault["type"] == "too_long":
+        return f"{key}: has {context['actual_length'] or 'more'} entries; at most {context['max_length']} are allowed"
+    if fault["type"] == "too_short":
+        return f"{key}: has {context['actual_length']} entries; at least {context['min_length']} are needed"
     plain = next((words for kind, words in PLAIN.items() if fault["type"].startswith(kind)), None)
     message = plain or str(fault["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("nput should be", "nput must be", 1)

@@ -117,7 +117,6 @@ class CriticConfig(Section):
 
     @property
     def starts_as_reward(self) -> bool:
-        """Return whether the critic is the reward model at the start."""
         return self.kind == "separate" and self.init == "reward"
 
     @property

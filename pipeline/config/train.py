@@ -74,12 +74,10 @@ class TrainConfig(Section):
 
     @property
     def mini_batch_size(self) -> int:
-        """Episodes in one optimiser step."""
         return self.batch_size // self.num_mini_batches
 
     @property
     def steps_per_update(self) -> int:
-        """Optimiser steps in one update."""
         return self.num_epochs * self.num_mini_batches
 
     @property

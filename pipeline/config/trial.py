@@ -119,7 +119,6 @@ class RuntimeConfig(Section):
     )
 
     def static_sampler(self, on_card: bool) -> bool:
-        """Return whether rollouts are sampled by the static sampler, where the network allows it."""
         return self.sampler == "static" or (self.sampler == "auto" and on_card)
 
 
@@ -176,12 +175,10 @@ class TrialConfig(Section):
 
     @property
     def needs_judge(self) -> bool:
-        """Return whether the trial has the stage `judge`."""
         return bool(self.gold.kind == GUARDED)
 
     @property
     def gradient_steps(self) -> int:
-        """Number of gradient steps that the trial is to take."""
         return self.train.steps if self.algorithm.learns else 0
 
     @property
@@ -193,12 +190,10 @@ class TrialConfig(Section):
 
     @property
     def needs_samples(self) -> bool:
-        """Return whether the trial has the stage `values`."""
         return self.algorithm.needs_values or self.pretrains_critic
 
     @property
     def pretrains_critic(self) -> bool:
-        """Return whether the trial has the stage `critic`."""
         return self.critic.kind != "none" and self.critic.pretraining_steps > 0
 
     @property

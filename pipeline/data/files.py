@@ -156,7 +156,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file and their lines, from 1 on. Raises `ValueError`."""
+    """The objects of a JSONL file and their lines, from 1 on. Raises `UserError`."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -164,9 +164,10 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     row = json.loads(line.rstrip())
                 except (ValueError, RecursionError) as error:
                     # A decoder's own line is counted from this one.
-                    raise ValueError(f"line {number}: {getattr(error, 'msg', in_words(error))}") from None
+                    why = getattr(error, "msg", in_words(error))
+                    raise UserError(f"{path}: cannot be read as jsonl: line {number}: {why}") from None
                 if not isinstance(row, dict):
-                    raise ValueError(f"line {number} is {type(row).__name__} and no object")
+                    raise UserError(f"{path}: line {number} is {type(row).__name__} and no object")
                 yield number, row
 
 

@@ -101,7 +101,6 @@ class _Claims:
         return next((line for line in reversed(self.lines) if line.ended == 0), None)
 
     def badge(self, kind: str, name: str) -> Badge:
-        """Return the badge of one claim."""
         if not self.lines and self.count:
             return Badge("exploratory", "exploratory (run before registration existed)")
         if not self.lines:

@@ -41,7 +41,6 @@ class Outcomes:
 
     @property
     def observed(self) -> int:
-        """Number of prompts with a value of the metric."""
         return int((self.bottom > 0).sum())
 
     def at(self, prompts: NDArray[np.int64]) -> Outcomes:

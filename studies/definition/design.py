@@ -29,7 +29,6 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """The trial's name in texts for people."""
         return f"{self.arm} seed {self.seed}"
 
     @property
@@ -39,7 +38,6 @@ class Cell:
 
     @property
     def steps(self) -> int:
-        """Gradient steps that the trial is to take."""
         return self.config.gradient_steps
 
 

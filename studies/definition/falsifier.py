@@ -85,7 +85,6 @@ class Falsifier(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
-        """Refuse keys that do not go together, all at once."""
         metric, once, cost = f"'{self.metric}'", self.evaluated, self.metric.startswith(COST)
         measured = f"{metric} is measured once, after training"
         wrong = {
@@ -132,7 +131,6 @@ class Falsifier(Section):
 
     @property
     def noun(self) -> str:
-        """A word for the value that is compared with the threshold."""
         return self.relative or "value"
 
     @property
@@ -142,7 +140,6 @@ class Falsifier(Section):
 
     @property
     def rule(self) -> StopRule:
-        """The stop rule that ends a trial that refutes the claim."""
         return StopRule(
             metric=self.metric,
             op=self.op,

@@ -61,7 +61,6 @@ class Hypothesis(Section):
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """Arms that it compares."""
         return self.order or tuple(self.contrast or {})
 
     @property

@@ -132,7 +132,6 @@ class Study(Section):
         return self.model_copy(update=fresh)
 
     def stop_rules(self, arm: str) -> tuple[StopRule, ...]:
-        """Rules that end a trial of an arm early."""
         claims = (one for one in self.falsifiers if one.stop and one.applies_to(arm, self.baseline))
         return tuple(claim.rule for claim in claims)
 

@@ -94,7 +94,6 @@ class Constraint(Section):
 
     @property
     def condition(self) -> str:
-        """The bound, for people."""
         return f"{self.metric} <= {self.max:g}" if self.max is not None else f"{self.metric} >= {self.min:g}"
 
 
@@ -112,7 +111,6 @@ class Prune(Section):
 
     @property
     def rule(self) -> StopRule:
-        """The stop rule that ends a trial of the search."""
         return StopRule(metric=self.metric, op=">", threshold=self.above)
 
 
