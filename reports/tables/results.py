@@ -144,7 +144,7 @@ def verdict_table(findings: Findings) -> Table:
     """Show every falsifier on every trial, with the evidence."""
     rows = [(claim, verdict) for claim in findings.claims for verdict in claim.verdicts]
     data = [
-        {**vars(v), "metric": claim.falsifier.metric, "unit": claim.falsifier.unit}
+        {**vars(v), "metric": claim.falsifier.metric, "unit": METRICS[claim.falsifier.metric].unit}
         | dict(zip(("interval_low", "interval_high"), v.interval or (None, None), strict=True))
         for claim, v in rows
     ]

@@ -94,7 +94,7 @@ def claim_sentence(claim: Claim) -> str:
         untested=sum(verdict.outcome == "NOT TESTED" for verdict in claim.verdicts),
         arms=list(dict.fromkeys(verdict.arm for verdict in fell)),
         first=first,
-        unit="" if falsifier.unit in ("1", "fraction") else falsifier.unit,
+        unit="" if (unit := METRICS[falsifier.metric].unit) in ("1", "fraction") else unit,
     )
 
 

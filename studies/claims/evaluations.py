@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pipeline.intervals import Interval, grouped, student
 from pipeline.stopping import OPERATORS
-from studies.claims.falsifiers import Verdict, against, relation, untested
+from studies.claims.falsifiers import Verdict, against, untested
 from studies.definition.falsifier import Falsifier
 
 Array = NDArray[np.float64]
@@ -94,7 +94,7 @@ def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
 
 def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None) -> Verdict:
     """Judge the evaluation of one trial; `base`: that of the baseline with the same seed, where the claim is relative
-    to it. NOT TESTED without an interval where the claim has a `bound`, and without a ratio."""
+    to it. NOT TESTED without an interval where the claim has a `bound`."""
     none = untested(falsifier, "")
     if base is not None:
         none = replace(none, arm_value=own.value, baseline_value=base.value)
@@ -108,7 +108,7 @@ def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None)
         return replace(none, reason=": ".join([f"no {falsifier.noun} of {falsifier.metric} is defined", *both]))
     decides = value if ends is None else ends[falsifier.bound == "high"]
     refuted = OPERATORS[falsifier.op](decides, falsifier.threshold)
-    text = f"{falsifier.relative} {value:.4g}" if falsifier.relative else f"{value:.4g}"
+    text = f"{'difference ' * (base is not None)}{value:.4g}"
     if ends is not None:
         text += f", 95 % interval {ends[0]:.4g} to {ends[1]:.4g} over {prompts} prompts"
     early = [own.ended, f"baseline: {base.ended}" if base is not None and base.ended else ""]
@@ -129,7 +129,7 @@ def _compared(
     """The estimate, its interval where the claim has a `bound`, and the number of prompts of the interval with a value
     of the metric."""
     if not falsifier.bound:
-        return (own.value if base is None else relation(falsifier, own.value, base.value)), None, 0
+        return own.value - (base.value if base is not None else 0.0), None, 0
     if own.outcomes is None or (base is not None and base.outcomes is None):
         return None, None, 0
     if base is not None and base.outcomes is not None:

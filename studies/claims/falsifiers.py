@@ -31,7 +31,7 @@ class Verdict:
     step: int | None
     """Gradient step at which the claim fell; none for a mean or an evaluation, or when it did not fall."""
     value: float | None
-    """The value that decided when compared with the threshold, in the claim's unit (`Falsifier.unit`): the value that
+    """The value that decided when compared with the threshold, in the unit of the metric: the value that
     broke the claim, the mean, the evaluation, or else the threshold at which the claim would just have fallen."""
     n: int
     """Records that counted; of an evaluation 1."""
@@ -77,7 +77,7 @@ def evaluate(
     `gap` is the first planned step without a record because the target KL had ended its update.
     """
     records, before, mean = counted(series, falsifier.horizon), falsifier.horizon, falsifier.aggregation == "mean"
-    noun, breaks = (f"{falsifier.relative} " if falsifier.relative else ""), OPERATORS[falsifier.op]
+    noun, breaks = "difference " * bool(falsifier.relative_to), OPERATORS[falsifier.op]
     if not records:
         return untested(falsifier, f"no record of {falsifier.metric} before step {before}")
     evidence = () if mean else first_break(falsifier.op, falsifier.threshold, falsifier.consecutive, records)
@@ -112,19 +112,18 @@ def evaluate(
 def compare(falsifier: Falsifier, own: Series, base: Series) -> Verdict:
     """Judge a trial's series against the baseline's of the same seed.
 
-    Only steps that both recorded count. A ratio exists where the baseline's value is above 0; other steps are left out
-    (a KL is 0 at step 0). Whatever is left is judged as any series (`evaluate`), and both
+    Only steps that both recorded count. Whatever is left is judged as any series (`evaluate`), and both
     runs must have taken ``before_step`` gradient steps for a claim to survive, with a value at half of the trial's
     records or more. A mean also falls only with values at half of the records of each trial: to overturn the
     verdict, the missing records would have to lie further from the threshold on average than the measured ones, on the
     other side. NOT TESTED where nothing is left.
     """
     mine, theirs = (dict(counted(one.records, falsifier.horizon)) for one in (own, base))
-    related = ((step, relation(falsifier, mine[step], theirs[step])) for step in mine if step in theirs)
-    compared = {step: value for step, value in related if value is not None}
+    related = ((step, mine[step] - theirs[step]) for step in mine if step in theirs)
+    compared = {step: value for step, value in related if not math.isnan(value)}  # of two infinities there is none
     if not compared:
         had = f"{len(mine)} records of this trial before step {falsifier.horizon}, {len(theirs)} of the baseline"
-        return untested(falsifier, f"no {falsifier.relative} of {falsifier.metric} at any step: {had}")
+        return untested(falsifier, f"no difference of {falsifier.metric} at any step: {had}")
     shorter = "the baseline's run" if base.steps < own.steps else "the run"
     gap = min((one.gap for one in (own, base) if one.gap is not None), default=None)
     verdict = evaluate(falsifier, compared.items(), min(own.steps, base.steps), whose=shorter, gap=gap)
@@ -144,17 +143,8 @@ def compare(falsifier: Falsifier, own: Series, base: Series) -> Verdict:
     parts = [verdict.reason, f"{against(value, other)} {where}" if decided is None else against(value, other)]
     # Before the step that decided: a verdict on a running trial equals the one in the end.
     out = sum(step not in compared and (decided is None or step < decided) for step in mine)
-    parts += [f"left out: {out} record{'s' * (out > 1)} without a {falsifier.relative} to the baseline"] if out else []
+    parts += [f"left out: {out} record{'s' * (out > 1)} without a difference to the baseline"] if out else []
     return replace(verdict, reason="; ".join(parts), arm_value=value, baseline_value=other)
-
-
-def relation(falsifier: Falsifier, own: float, base: float) -> float | None:
-    """``own - base`` or ``own / base``; None where that is not a number, and for a ratio to a value that is not above
-    0."""
-    if falsifier.relative == "ratio" and not base > 0.0:
-        return None
-    value = own / base if falsifier.relative == "ratio" else own - base
-    return None if math.isnan(value) else value
 
 
 def against(own: float, base: float) -> str:
@@ -212,5 +202,5 @@ def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float) -> 
         longest = max(sum(1 for _ in run) if broken else 0 for broken, run in groupby(beyond))
         return f"longest run beyond {falsifier.threshold:g}: {longest} of {falsifier.consecutive} records"
     if falsifier.aggregation == "mean":
-        return f"mean{f' {falsifier.relative}' if falsifier.relative else ''}: {closest:.4g}"
+        return f"mean{' difference' * bool(falsifier.relative_to)}: {closest:.4g}"
     return f"{'largest' if falsifier.op.startswith('>') else 'smallest'} {falsifier.noun}: {closest:.4g}"

@@ -1,7 +1,7 @@
 """Falsifiers: claims, each with the observation that would refute it in a trial.
 
 A falsifier is about a series (records before a gradient step) or the evaluation (`eval/...`, once per trial), and
-compares either the trial's own value or, with `relative_to`, its difference or ratio to the baseline's.
+compares either the trial's own value or, with `relative_to`, its difference to the baseline's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.config.base import Distinct, Finite, Positive, Section
 from pipeline.config.names import nearest
 from pipeline.config.train import StopRule
-from pipeline.run.metrics import METRICS, PER_PROMPT, per_prompt
+from pipeline.run.metrics import PER_PROMPT, per_prompt
 from studies.definition.fields import COST, EVALUATION, MetricName, Name, Text, check_comparable
 
 EXACT_KL = "objective/kl_exact_per_token"
@@ -40,7 +40,7 @@ class Falsifier(Section):
         ),
     )
     op: Literal[">", ">=", "<", "<="]
-    threshold: Finite = Field(description="in the unit of the metric; of a ratio to the baseline without unit")
+    threshold: Finite = Field(description="in the unit of the metric")
     before_step: Positive | None = Field(
         None,
         description="records before this planned gradient step count; a series needs it, an evaluation has no steps",
@@ -55,10 +55,7 @@ class Falsifier(Section):
         ),
     )
     relative_to: Literal["baseline"] | None = Field(
-        None, description="compare with the baseline's trial of the same seed, a series at the same step"
-    )
-    relative: Literal["difference", "ratio"] | None = Field(
-        None, description="with relative_to: the value minus the baseline's (default), or divided by it"
+        None, description="subtract the value of the baseline's trial of the same seed, of a series at the same step"
     )
     arms: Distinct = Field(("*",), min_length=1, description="patterns over arm names, as in a shell")
     stop: bool = Field(
@@ -75,20 +72,11 @@ class Falsifier(Section):
             return value
         raise ValueError(f"{value!r} is not an aggregation; write any, mean or {{consecutive: N}} with N at least 1")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _difference_by_default(cls, content: Any) -> Any:
-        """The default is written out, so that a claim has one form, whether or not its file names it."""
-        if isinstance(content, dict) and content.get("relative_to") and content.get("relative") is None:
-            return {**content, "relative": "difference"}
-        return content
-
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         metric, once, cost = f"'{self.metric}'", self.evaluated, self.metric.startswith(COST)
         measured = f"{metric} is measured once, after training"
         wrong = {
-            f"relative: '{self.relative}' needs `relative_to: baseline`": self.relative and not self.relative_to,
             "stop: a running trial does not know the baseline's values; remove stop or relative_to": (
                 self.stop and self.relative_to
             ),
@@ -104,9 +92,6 @@ class Falsifier(Section):
             f"stop: {measured}, so it cannot end the training; remove stop, or name a series": once and self.stop,
             f"bound: {metric} has no interval{nearest(self.metric, PER_PROMPT)}; these have one:"
             f" {', '.join(PER_PROMPT)}": self.bound and per_prompt(self.metric) is None,
-            "bound: a ratio to the baseline has no interval; use `relative: difference`, or remove bound": (
-                self.bound and self.relative == "ratio"
-            ),
         }
         if faults := [text for text, holds in wrong.items() if holds]:
             raise ValueError("; ".join(faults))
@@ -131,12 +116,7 @@ class Falsifier(Section):
 
     @property
     def noun(self) -> str:
-        return self.relative or "value"
-
-    @property
-    def unit(self) -> str:
-        """Unit of the threshold and the compared value; ``1`` for a ratio. Raises `KeyError` for an unknown metric."""
-        return "1" if self.relative == "ratio" else METRICS[self.metric].unit
+        return "difference" if self.relative_to else "value"
 
     @property
     def rule(self) -> StopRule:
@@ -164,8 +144,8 @@ class Falsifier(Section):
         "mean of (objective/kl minus the baseline's) < 0.7 before step 9"
         """
         what = self.metric
-        if self.relative:
-            what += {"difference": " minus the baseline's", "ratio": " divided by the baseline's"}[self.relative]
+        if self.relative_to:
+            what += " minus the baseline's"
             what = f"({what})" if self.aggregation == "mean" or self.bound else what
         if self.bound:
             what = f"{self.bound} end of the 95 % interval of {what}"

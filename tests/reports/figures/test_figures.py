@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.text import Text
 from synthetic import BETAS, WHOLE, build
 
 from reports.figures.curves import ArmCurve, arm_curves
-from reports.figures.marks import telling
 from reports.figures.price import COSTS
 from reports.figures.registry import FIGURES, draw
 from reports.figures.style import INK, Plot, arm_styles, house_style
 from reports.findings.findings import Findings, analyse
-from reports.records.load import SearchResult, StudyRecords
+from reports.records.load import StudyRecords
 from studies.definition.schema import FIGURES as FIGURE_NAMES
-from studies.definition.search import Tried
 
 OF_OTHER_DESIGNS = {"interactions", "pareto", "matched_kl", "price", "tradeoff"}
 LAM, BETA, WIN = "algorithm.gae_lambda", "kl.beta", "eval/win_rate"
@@ -119,20 +116,6 @@ def test_the_forest_shows_every_evaluated_arm(records: StudyRecords, findings: F
     assert int(found.data["seed"].notna().sum()) == 10
 
 
-def test_of_many_arms_the_telling_ones_are_drawn(records: StudyRecords, findings: Findings) -> None:
-    assert telling(records, findings) == records.arms
-    names, template = [f"a{i}" for i in range(20)], findings.arm("beta_0.05")
-    values = dict(zip(names, np.random.default_rng(0).permutation(20) / 20, strict=True))
-    rates = {arm: {WIN: replace(template.estimates[WIN], value=values[arm])} for arm in names}
-    arms = tuple(replace(template, arm=arm, estimates=rate) for arm, rate in rates.items())
-    chosen = telling(
-        with_study(records, arms={name: {} for name in names}, baseline="a7"), replace(findings, arms=arms)
-    )
-    ranked = sorted((name for name in names if name != "a7"), key=values.__getitem__)
-    assert set(chosen) == {"a7", *ranked[:4], *ranked[-4:]}
-    assert chosen == sorted(chosen, key=names.index)
-
-
 def test_equal_drift_shows_ends_curve_and_differences(strengths: StudyRecords) -> None:
     trials = strengths.trials.copy()
     trials.loc[trials["arm"] == "tight", "cost/tflop"] /= 2
@@ -172,18 +155,3 @@ def test_interactions_show_every_cell_and_its_departure(tmp_path: Path) -> None:
     (interaction,) = built.findings.crossings[0].interactions
     departures = found.data.set_index(["row", "column"])["departure"].dropna()
     assert departures.to_dict() == {(0.2, 0.8): interaction.contrast.estimate.value}
-
-
-def test_the_front_of_a_search_leaves_out_what_broke_a_constraint(records: StudyRecords, findings: Findings) -> None:
-    trials = tuple(
-        Tried(
-            number, f"search-{number:03d}", {BETA: 0.1}, "complete",
-            {WIN: own[0], "eval/kl_per_sequence": own[1]} if own else {}, number not in (1, 3), 64,
-        )
-        for number, own in enumerate(((0.8, 2.0), (0.9, 9.0), (0.7, 1.5), None, (0.6, 1.7)))
-    )  # fmt: skip
-    found = drawn("pareto", records, replace(findings, search=SearchResult(trials, (0,), {"confirm-1": 0})))
-    data = found.data.set_index("number")
-    assert data["front"].to_dict() == {0: True, 1: False, 2: True, 4: False}
-    names = {text.get_text() for text in found.figure.findobj(Text)}
-    assert (data.loc[0, "confirmed_as"], "confirm-1" in names) == ("confirm-1", True)

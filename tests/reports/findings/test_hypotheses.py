@@ -19,7 +19,6 @@ from reports.pages.report import build as build_page
 from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.two_level import Estimate
-from reports.text.hypotheses import verdict_sentence
 from studies.definition.hypotheses import Hypothesis
 
 EXTRA = """
@@ -111,12 +110,6 @@ def test_what_cannot_be_judged_yet(tmp_path: Path, ask: Ask) -> None:
 
 
 def test_the_page_names_what_decided_with_its_badge(built: Built, records: StudyRecords, tmp_path: Path) -> None:
-    judged, study = judge(records), records.study
-    first = {name: replace(badge, state="registered") for name, badge in records.standing.hypotheses.items()}
-    sentence = verdict_sentence(study, judged, first)
-    assert [word in sentence for word in ("wrong is refuted", "falls and series are supported")] == [True, True]
-    late = verdict_sentence(study, judged, {**first, "falls": replace(first["falls"], state="amended")})
-    assert late.removeprefix(sentence).endswith(": falls.")
     few = replace(records, study=built.study.on_fresh_seeds().model_copy(update={"figures": ()}))
     build_page(few, analyse(few), tmp_path / "a")
     assert "kl_demo has no report here" in (tmp_path / "a" / "index.html").read_text()

@@ -1,25 +1,30 @@
-"""The whole report: contents, safety, determinism, degenerate studies, and an interrupted render."""
+"""The whole report and the comparison of studies: contents, safety, determinism, interrupted renders, lost results."""
 
 from __future__ import annotations
 
-import io
-import json
 import re
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
-from synthetic import Built, build
+from helpers import write_record
+from synthetic import WHOLE, Built, build
+from typer.testing import CliRunner, Result
 
+from ablate import app
+from pipeline.errors import FAULT, UserError
+from pipeline.run.layout import Layout
 from reports.figures import registry
+from reports.findings.findings import Findings, analyse
 from reports.pages import report as render
-from reports.pages.compare import compare
+from reports.pages.compare import Compared, compare, compare_studies, comparison_table
+from reports.pages.published import publish
 from reports.pages.report import render_report
-from reports.records.load import find_study
-from reports.text.words import interval
-from studies.console.summary import print_study
+from reports.records.load import find_study, load_records
+from studies.importing.run import import_folder
 
 NASTY = '<script>alert("x")</script> & <img src=x onerror=alert(1)> \x00 "quoted"'
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -110,22 +115,6 @@ def test_completions_cannot_inject(rendered: Rendered) -> None:
         assert text in markdown, text
 
 
-def test_the_terminal_shows_the_intervals_of_the_page(rendered: Rendered) -> None:
-    built, files = rendered
-    out, page = io.StringIO(), files["index.html"].decode()
-    records = built.records
-    print_study(
-        Console(file=out, width=200), built.study, list(records.plan), list(records.records.values()),
-        json.loads(files["claims.json"])["arms"],
-    )  # fmt: skip
-    shown = {line.split()[0]: line for line in out.getvalue().splitlines() if line.strip()}
-    for result in built.findings.arms:
-        for key in ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token"):
-            value, _, ends = interval(result.estimates[key], key).partition(" ")
-            assert f"{value} {ends}" in shown[result.arm]
-            assert f"{value}<small>{ends}</small>" in page
-
-
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("shape", "words"),
@@ -165,3 +154,117 @@ def test_interrupted_render_leaves_the_old_report_whole(tmp_path: Path, monkeypa
     assert contents(page.parent) == before
     left = sorted(path.name for path in built.folder.path.iterdir() if "report" in path.name)
     assert left == [".report.lock", "report"]
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Built:
+    arms = {"beta_0.05": 0.3, "beta_0.2": 0.5}
+    return build(tmp_path, arms=arms, seeds=(0, 1), prompts=12, extra="figures: []\n", **WHOLE)
+
+
+def call(built: Built, *words: str) -> Result:
+    return CliRunner().invoke(app, [words[0], built.study.source, *words[1:], "--out", str(built.layout.root)])
+
+
+def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
+    assert call(built, "report").exit_code == 0
+    page, aside = contents(built.folder.report), built.layout.root / "aside"
+    shutil.move(built.layout.store, aside)
+    for words in (["report"], ["falsify"], ["compare"]):
+        done = call(built, *words)
+        assert done.exit_code == FAULT, words
+        assert f"{built.layout.store} is missing: 4 of 4 recorded trials have lost results" in done.stderr
+    assert f"{built.folder.report / 'index.html'} is unchanged" in call(built, "report").stderr
+    built.layout.store.symlink_to(aside)  # a store on another disk serves
+    assert [call(built, words).exit_code for words in ("report", "falsify")] == [0, 0]
+    shutil.rmtree(aside / "reward")
+    assert [call(built, words).exit_code for words in ("report", "falsify")] == [FAULT, 0], "verdicts need no reward"
+    shutil.rmtree(built.folder.path / "trials")
+    done = call(built, "report")
+    assert done.exit_code == 2
+    assert f"{built.folder.path / 'trials'}: no trial is recorded" in done.stderr
+    assert contents(built.folder.report) == page
+
+
+PARTS = """
+hypotheses:
+  - {name: tame, claim: drift falls, metric: eval/kl_per_token, order: [beta_0, beta_0.05, beta_0.2], expect: lower}
+  - {name: agrees, claim: it agrees, metric: eval/preference_accuracy, contrast: beta_0.05 - beta_0, expect: higher}
+"""
+KEYS = ("eval/win_rate", "eval/win_rate_proxy", "eval/gold", "eval/kl_per_token")
+
+
+def verdicts(findings: Findings) -> dict[str, object]:
+    fell = {(one.arm, one.seed): one.outcome for claim in findings.claims for one in claim.verdicts}
+    return {**{one.hypothesis.name: (one.outcome, one.p_holm) for one in findings.hypotheses}, "claims": fell}
+
+
+def test_data_give_the_same_numbers_and_verdicts(tmp_path: Path) -> None:
+    built = build(tmp_path, extra=PARTS)
+    built.folder.registration_file.write_text("")
+    page = publish(built.folder, built.study, tmp_path / "published")
+    files = {path.name: path.read_bytes() for path in page.parent.iterdir()}
+    assert sum(map(len, files.values())) < 2**20
+    file = page.parent / "published_kl_demo.yaml"
+    import_folder(page.parent, str(file), Layout.at(tmp_path / "here"), "plain")
+    imported = find_study(Layout.at(tmp_path / "here"), str(file))
+    with pytest.raises(UserError, match="published_kl_demo cannot be published"):
+        publish(*imported, tmp_path / "published")
+    again = analyse(load_records(*imported))
+    first = built.findings
+    assert verdicts(again) == verdicts(first)
+    for own, other_arm in zip(first.arms, again.arms, strict=True):
+        assert other_arm.counts.get("diverged") == own.counts.get("diverged")
+        for one, other in ((own.estimates[key], other_arm.estimates[key]) for key in KEYS):
+            assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high), rel=1e-12)
+            assert (one.seeds, one.prompts) == (other.seeds, other.prompts)
+    rows = (tmp_path / "published" / "README.md").read_text().splitlines()
+    assert sum(line.startswith("| [kl_demo]") for line in rows) == 3
+    publish(built.folder, built.study, tmp_path / "published")
+    assert {path.name: path.read_bytes() for path in page.parent.iterdir()} == files
+
+
+@pytest.fixture(scope="module")
+def studies(demo: Built, tmp_path_factory: pytest.TempPathFactory) -> list[Compared]:
+    """The demo, and a study of two arms on another reference and fewer seeds."""
+    shape: dict[str, Any] = {"arms": {"a": 0.05, "b": 0.2}, "seeds": (0,), "steps": 64, "prompts": 20}
+    built, key = build(tmp_path_factory.mktemp("other"), baseline="a", **shape), "sf99999999999999"
+    for record in built.folder.records():
+        sft = record.stages["sft"].model_copy(update={"key": key, "path": f"store/sft/{key}"})
+        write_record(built.folder, record.model_copy(update={"stages": {**record.stages, "sft": sft}}))
+    (reference,) = built.layout.store.glob("sft/[!.]*")
+    reference.rename(reference.with_name(key))
+    named = replace(built.records, study=built.study.model_copy(update={"name": "other"}))
+    return [Compared(demo.records, demo.findings), Compared(named, analyse(named))]
+
+
+def test_every_arm_of_every_study_has_a_row(demo: Built, studies: list[Compared]) -> None:
+    table = comparison_table(studies)
+    assert table.frame["arm"].tolist() == ["beta_0", "beta_0.01", "beta_0.05", "beta_0.2", "a", "b"]
+    row = table.frame.set_index("arm").loc["beta_0.05"]
+    assert row["eval/win_rate"] == demo.findings.arm("beta_0.05").estimates["eval/win_rate"].value
+    assert (row["finding"], row["cost/wall_s"]) == ("baseline", 48.0)
+    verdicts = [one for claim in demo.findings.claims for one in claim.verdicts if one.arm == "beta_0.05"]
+    assert row["claims_falsified"] == [one.outcome for one in verdicts].count("FALSIFIED")
+
+
+def test_page_and_terminal_have_every_arm_and_every_warning(studies: list[Compared], tmp_path: Path) -> None:
+    page, said = compare_studies(studies, tmp_path)
+    (warning,) = said.split("\n\n")[0].splitlines()[1:]
+    assert "references" in warning
+    assert warning.removeprefix("Warning: ") in page.read_text("utf-8")
+    _, *rows = said.split("\n\n")[1].splitlines()
+    assert [row.split()[:2] for row in rows] == [[s.label, r.arm] for s in studies for r in s.findings.arms]
+    assert "Warning" not in compare_studies(studies[:1], tmp_path)[1]
+
+
+def test_command_writes_csv_markdown_and_html(demo: Built, tmp_path: Path) -> None:
+    page, text = compare([find_study(demo.layout, demo.study.source)], demo.layout.root / "compare")
+    assert page == demo.layout.root / "compare" / "kl_demo-tiny" / "index.html"
+    names = {path.relative_to(page.parent).as_posix() for path in page.parent.rglob("*") if path.is_file()}
+    assert names == {"index.html", "index.md", *(f"tables/comparison.{suffix}" for suffix in ("csv", "md", "tex"))}
+    assert "beta_0.05" in text
+    with pytest.raises(UserError, match="given twice"):
+        compare([find_study(demo.layout, demo.study.source)] * 2, demo.layout.root)
+    with pytest.raises(UserError, match="has not been run"):
+        find_study(Layout.at(tmp_path), "kl_ablation")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, astuple
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from simulation import equal_drift, families, intervals
-from simulation.__main__ import main
 from simulation.intervals import Scenario, tables, truth
 
 from reports.statistics import two_level
@@ -85,16 +83,3 @@ def test_comparisons_at_equal_drift_are_unbiased_and_cover() -> None:
     assert list(rows[["arms", "law", "scatter", "seeds"]].itertuples(index=False, name=None)) == equal_drift.designs()
     assert (rows["bias"].abs() < rows["arms"].map(bias_bound)).all()
     assert rows["coverage"].min() > 0.93
-
-
-@pytest.mark.slow
-def test_the_command_writes_what_the_reports_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few = [Scenario("score", "equal", 3, 128), Scenario("rate 0.95", "sd 1", 1, 128)]
-    monkeypatch.setattr(intervals, "designs", lambda: few)
-    monkeypatch.setattr(families, "designs", lambda: few[:1])
-    monkeypatch.setattr(equal_drift, "designs", lambda: [(5, "peaks", 0.1, 3)])
-    main(["--replicates", "20", "--jobs", "1", "--out", str(tmp_path)])
-    for name in ("coverage", "families", "equal_drift"):
-        committed, written = (pd.read_csv(folder / f"{name}.csv") for folder in (RESULTS.parent, tmp_path))
-        assert list(written.columns) == list(committed.columns), name
-    assert pd.read_csv(tmp_path / "coverage.csv").to_dict("records") == [intervals.simulate(one, 20) for one in few]

@@ -1,4 +1,4 @@
-"""Estimates, tests and verdicts against distributions and tables whose answers are known."""
+"""Estimates, tests, verdicts, contrasts and power against distributions and tables whose answers are known."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import integrate, stats
 from scipy import stats as scipy_stats
 
 from reports.statistics import two_level
+from reports.statistics.contrast import Expected, Judged, against, combine, conjunction, decide, estimate
+from reports.statistics.hierarchical import LONE, SCALE, Moments, moments, posterior
+from reports.statistics.power import detectable, seeds_needed
 from reports.statistics.two_level import Estimate, equivalence_p
 
 SLEEP = (
@@ -153,3 +157,158 @@ def test_bad_tables_are_refused(table: np.ndarray) -> None:
         two_level.mean(table)
     with pytest.raises(ValueError, match="unpaired"):
         two_level.difference(np.ones((2, 3)), np.ones((3, 3)))
+
+
+def test_a_contrast_is_the_weighted_sum_of_its_tables() -> None:
+    noise = np.array([[0.0, 1.0, 2.0], [3.0, 1.0, 5.0]])  # common to all arms
+    weights, given = [1, -1, -1, 1], [(noise + mean, None) for mean in (7.0, 4.0, 2.5, 1.0)]
+    np.testing.assert_allclose(combine(weights, given), (7.0 - 4.0) - (2.5 - 1.0))
+    assert estimate(weights, given).value == pytest.approx(1.5)
+    rng = np.random.default_rng(5)
+    arm, base = rng.normal(0.4, 1, (5, 40)), rng.normal(0, 1, (5, 40))
+    assert estimate([1, -1], [(arm, None), (base, None)]) == two_level.difference(arm, base)
+    nats, tokens = np.array([[1.0, 3.0], [2.0, 2.0]]), np.array([[2.0, 2.0], [4.0, 1.0]])
+    np.testing.assert_allclose(combine([1, -1], [(nats, tokens), (nats / 2, tokens)]).mean(1), [0.5, 0.4])
+    lone = estimate([1, -1], [(np.array([[3.0], [4.0], [8.0]]), None), (np.ones((3, 1)), None)])
+    assert lone == two_level.over_seeds([2.0, 3.0, 7.0])
+    with pytest.raises(ValueError, match="all of one shape"):
+        combine([1, -1], [(np.zeros((2, 3)), None), (np.zeros((2, 2)), None)])
+
+
+def around(low: float, high: float) -> Estimate:
+    return Estimate((low + high) / 2, low, high, 5, 10, "hierarchical", (high - low) / 4, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expect", "margin", "outcome"),
+    [
+        (0.1, 0.3, "higher", 0.0, "SUPPORTED"),
+        (-0.1, 0.3, "higher", 0.0, "UNDECIDED"),
+        (-0.3, -0.1, "higher", 0.0, "REFUTED"),
+        (0.1, 0.3, "higher", 0.2, "UNDECIDED"),
+        (0.1, 0.3, "higher", 0.4, "REFUTED"),
+        (-0.3, -0.1, "lower", 0.0, "SUPPORTED"),
+        (-0.3, -0.1, "lower", 0.4, "REFUTED"),
+        (-0.1, 0.1, "equal", 0.2, "SUPPORTED"),
+        (-0.1, 0.3, "equal", 0.2, "UNDECIDED"),
+        (-0.3, -0.21, "equal", 0.2, "REFUTED"),
+    ],
+)
+def test_what_an_interval_says(low: float, high: float, expect: Expected, margin: float, outcome: Judged) -> None:
+    assert decide([against(around(low, high), expect, margin)])[0][0] == outcome
+
+
+def test_p_is_that_of_the_bound() -> None:
+    effect = around(0.1, 0.3)
+    p = two_level.two_level_p(effect)
+    assert (against(effect, "higher"), against(effect, "lower")) == ((True, p), (False, p))
+    assert against(around(0.0, 0.2), "higher", 0.1)[1] == pytest.approx(1.0)
+    assert against(around(-0.1, 0.1), "equal", 0.2) == (True, pytest.approx(p / 2))
+    assert against(around(0.2, 0.4), "equal", 0.1) == (False, pytest.approx(p))
+    # The 95 % interval of this effect leaves the margin, its 90 % interval does not.
+    for margin, judged in ((0.095, "SUPPORTED"), (0.09, "UNDECIDED")):
+        assert decide([against(around(-0.1, 0.1), "equal", margin)])[0][0] == judged
+
+
+def test_all_steps_support_and_any_refutes() -> None:
+    assert conjunction([(True, 0.01), (True, 0.04)]) == (True, 0.04)
+    assert conjunction([(True, 0.001), (False, 0.02), (False, 0.9)]) == (False, pytest.approx(0.06))
+    assert conjunction([(False, 0.9), (True, 0.001)]) == (False, 1.0)
+    bare = against(Estimate(1.0, None, None, 1, 0, "none"), "higher")
+    assert (bare, conjunction([bare, (True, 0.01)])) == ((True, None), (False, None))
+
+
+def test_the_family_is_all_hypotheses_tested_or_not() -> None:
+    verdicts = decide([(True, 0.01), (False, 0.02), (True, None), (True, 0.03)])
+    assert verdicts == [
+        ("SUPPORTED", pytest.approx(0.04)), ("UNDECIDED", pytest.approx(0.06)), ("UNDECIDED", None),
+        ("UNDECIDED", pytest.approx(0.06)),
+    ]  # fmt: skip
+    assert [word for word, _ in decide([(True, 0.001), (False, 0.02), (True, 0.5)])] == [
+        "SUPPORTED", "REFUTED", "UNDECIDED",
+    ]  # fmt: skip
+
+
+def test_without_prompts_it_is_student() -> None:
+    values = np.array([[0.1], [0.4], [0.35], [0.2]])
+    found = posterior(moments(values))
+    wanted = stats.ttest_1samp(values[:, 0], 0.0)
+    low, high = wanted.confidence_interval(0.95)
+    assert found.half_width(0.95) == pytest.approx((high - low) / 2, rel=1e-4)
+    assert found.beyond(values.mean()) == pytest.approx(wanted.pvalue, rel=1e-4)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 8])
+def test_it_is_the_integral_over_the_standard_deviation_between_seeds(seeds: int) -> None:
+    between, within, prompts, spread = 0.02 * (seeds > 1), 0.003, 0.002, 1.0
+
+    def weight(tau: float) -> float:
+        prior = 1 / (1 + (tau / LONE) ** 2) if seeds == 1 else 1 / (SCALE + tau)
+        variance = tau**2 + within
+        return float(prior * variance ** (-(seeds - 1) / 2) * np.exp(-(seeds - 1) * between / 2 / variance))
+
+    def tail(tau: float) -> float:
+        return float(weight(tau) * 2 * stats.norm.sf(0.3, scale=np.sqrt(tau**2 / seeds + prompts)))
+
+    parts = [(0.0, 0.1), (0.1, 1.0), (1.0, 10.0), (10.0, np.inf)]
+    total, far = (sum(integrate.quad(f, *ends, limit=200)[0] for ends in parts) for f in (weight, tail))
+    found = posterior(Moments(seeds, *map(np.asarray, (0.0, between, within, prompts, spread))))
+    assert found.beyond(0.3) == pytest.approx(far / total, rel=2e-3)
+
+
+def test_half_width_inverts_the_tail_for_many_tables_at_once() -> None:
+    rng = np.random.default_rng(0)
+    found = posterior(moments(rng.normal(size=(50, 3, 30)) + rng.normal(0, 1, (50, 3, 1)) * rng.random((50, 1, 1))))
+    for level in (0.5, 0.95, 0.9999):
+        assert found.beyond(found.half_width(level)) == pytest.approx(1 - level, rel=1e-6)
+
+
+def test_moments_are_unbiased() -> None:
+    rng, shape = np.random.default_rng(1), (4_000, 4, 25)
+    of_seeds, of_prompts = rng.normal(0, 0.3, (*shape[:2], 1)), rng.normal(0, 1.0, (shape[0], 1, shape[2]))
+    found = moments(of_seeds + of_prompts + rng.normal(0, 0.5, shape))
+    noise = 0.5**2 / 25
+    assert found.within.mean() == pytest.approx(noise, rel=0.02)
+    assert found.between.mean() == pytest.approx(0.3**2 + noise, rel=0.03)
+    assert found.prompts.mean() * 22 / 24 == pytest.approx(1.0 / 25 + noise / 4, rel=0.02)
+    assert (found.spread**2).mean() == pytest.approx(1.0 + 0.5**2, rel=0.02)
+    assert np.var(found.mean) == pytest.approx(0.3**2 / 4 + 1.0 / 25 + noise / 4, rel=0.06)
+
+
+def once(n: int) -> Moments:
+    """One value per seed with standard deviation 1: the test is Student's."""
+    return moments(stats.zscore(np.arange(n), ddof=1)[:, None])
+
+
+@pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15)])
+def test_sample_sizes_of_the_paired_t_test(effect: float, n: int) -> None:
+    """Cohen's small, medium and large effect at level 0.05 and power 0.80, as G*Power gives them."""
+    assert detectable(once(n)) <= effect
+    assert detectable(once(n - 1)) > effect * 0.9995
+    assert detectable(once(n), alpha=0.01) > detectable(once(n))
+
+
+def test_detectable_is_found_four_times_in_five() -> None:
+    """Known variances, equal to those that the power was made from."""
+    rng, seeds = np.random.default_rng(3), 3
+    between, prompts, own, rest = 0.1, 100, 0.3, 0.5
+    numbers = (0.0, between**2 + rest**2 / prompts, rest**2 / prompts, (own**2 + rest**2 / seeds) / prompts)
+    known = Moments(seeds, *map(np.asarray, (*numbers, np.hypot(own, rest))))
+    shift, found = detectable(known), 0
+    for _ in range(400):
+        table = shift + rng.normal(0, between, (seeds, 1)) + rng.normal(0, own, (1, prompts))
+        p = two_level.two_level_p(two_level.mean(table + rng.normal(0, rest, (seeds, prompts))))
+        found += p is not None and p < 0.05
+    assert found / 400 == pytest.approx(0.8, abs=0.06)
+
+
+def test_seeds_needed_are_those_of_the_t_test_when_only_seeds_vary_and_none_when_prompts_do() -> None:
+    assert seeds_needed(once(3), 0.5) == 34
+    rng = np.random.default_rng(1)
+    table = rng.normal(0, 0.01, (3, 1)) + rng.normal(0, 1.0, (1, 50)) + rng.normal(0, 0.01, (3, 50))
+    least = 2.8 / np.sqrt(50)  # what no number of seeds finds less of
+    assert seeds_needed(moments(table), 0.8 * least) is None
+    assert seeds_needed(moments(table), 1.3 * least) is not None
+    row = moments(rng.normal(size=(1, 10)))
+    assert seeds_needed(row, 0.1) is None, "one seed has no information on seeds"
+    assert detectable(moments(np.zeros((3, 4)))) == 0.0

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
 from reports.findings.findings import Findings
 from reports.findings.pairs import shared
-from reports.records.load import SearchResult, StudyRecords
+from reports.records.load import StudyRecords
 from reports.statistics.power import detectable
 from reports.tables.results import all_tables
-from reports.tables.runs import KINDS, judge_table, tuning_table
 from reports.tables.table import Head, Table, TableCell, latex, markdown
-from studies.definition.search import Tried
 
 
 def tabular(text: str) -> list[list[str]]:
@@ -85,27 +82,3 @@ def test_power_uses_the_error_of_the_effect(
         moments = shared(records, one.metric, [one.arm, "beta_0.05"]).moments()
         assert (one.detectable, one.target) == (pytest.approx(detectable(moments, 0.05 / 3)), 0.05)
         assert one.seeds_needed is None or one.seeds_needed > one.seeds
-
-
-def test_trials_of_a_search() -> None:
-    won = Tried(0, "search-000", {"kl.beta": 0.1}, "complete", {"eval/win_rate": 0.81234}, True, 64)
-    lost = Tried(1, "search-001", {"kl.beta": 1e-5}, "pruned", {}, False, 16)
-    table = tuning_table(SearchResult((won, lost), (0,), {"confirm-1": 0}))
-    assert [[cell.text for cell in cells] for cells in table.rows] == [
-        ["0", "0.1", "complete", "64", "0.812", "kept", "on it", "confirm-1"],
-        ["1", "1e-05", "pruned", "16", "–", "broken", "–", "–"],
-    ]
-    assert table.frame["eval/win_rate"][0] == 0.81234
-
-
-def test_a_guarded_judge_has_a_row_for_every_kind_of_text() -> None:
-    shares = {"faulty": 0.25, "wins": 0.125, "wins_lexicon": 0.75}
-    ends = {f"{key}{end}": value for key, value in shares.items() for end in ("", "_low", "_high")} | {"n": 512}
-    rules = ["unlikely", "predictable", "repetitive", "disordered", "copied", "gushing", "thin", "unended"]
-    own: dict[str, float] = {f"{kind}/{key}": value for kind in KINDS for key, value in ends.items()}
-    own |= {f"{name}/{rule}": value for rule in rules for name, value in (("threshold", 0.25), ("share", 0.03))}
-    stage = {"stage": "judge", "key": "k", "summary": own | {"threshold_texts": 1598, "length": 32}}
-    table = judge_table(SimpleNamespace(upstream=({"stage": "sft", "key": "k", "summary": {}}, stage)))
-    assert len(table.rows) == len(KINDS)
-    assert [cell.text for cell in table.rows[1][1:]] == ["512", "25.0", "12.5", "75.0"]
-    assert "97 %" in table.note

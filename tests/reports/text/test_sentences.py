@@ -13,15 +13,14 @@ import synthetic
 from synthetic import WHOLE, build
 
 from reports.findings.findings import Findings
-from reports.findings.matched_kl import Left, MatchedKL
-from reports.findings.recommendation import Recommendation
+from reports.findings.matched_kl import MatchedKL
 from reports.records.load import StudyRecords
-from reports.statistics.coverage import coverage_with
+from reports.statistics.coverage import coverage_with, largest
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
-from reports.text.phrases import at_equal_drift, left_out, not_compared
-from reports.text.say import say
-from reports.text.words import percent, signed
+from reports.text.methods import methods
+from reports.text.phrases import at_equal_drift, not_compared
+from reports.text.words import interval, number, percent, signed
 
 ARMS = ("beta_0", "beta_0.05", "beta_0.2")
 SMALL: dict[str, Any] = {**WHOLE, "steps": 64, "prompts": 24, "arms": {arm: synthetic.BETAS[arm] for arm in ARMS}}
@@ -105,21 +104,6 @@ def test_mixed_machines_are_warned_of(records: StudyRecords, findings: Findings)
     assert "(EPYC, AVX2; Tesla T4, 14.6 GiB)" in kinds(epyc, xeon | card)[0]
 
 
-def test_undecided_comes_with_the_difference_that_could_have_been_missed(
-    records: StudyRecords, findings: Findings
-) -> None:
-    silent = {effect.arm for effect in findings.effects_on(WIN) if effect.outcome == "undecided"}
-    worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable)
-
-    def found(**fields: Any) -> str:
-        (text,) = caveats(records, replace(findings, power=(replace(worst, **fields),)), "80 % power")
-        return text
-
-    assert lacking(found(detectable=0.3), f"0.300 ({worst.arm})", f"{worst.seeds_needed} seeds") == []
-    assert "seeds." not in found(seeds_needed=None)
-    assert caveats(records, changed(findings, outcome="better"), "80 % power") == []
-
-
 def test_an_interval_without_0_is_no_verdict_alone(records: StudyRecords, findings: Findings) -> None:
     first, *others = findings.effects
     apart = replace(first.estimate, value=-0.2, low=-0.3, high=-0.1)
@@ -149,28 +133,6 @@ def test_claims_of_every_form(tmp_path: Path, keys: str, words: list[str]) -> No
         assert f"({worst.arm} seed {worst.seed})" in sentence
 
 
-FOUND = Recommendation(
-    "best", Estimate(0.908, 0.894, 0.920, 5, 512, "hierarchical"), 3, ("next",), 0.0234, 0.05, (), (),
-    (10, 0.904), 0.898, 53.0,
-)  # fmt: skip
-
-
-def best(metric: str = WIN, **fields: Any) -> str:
-    drift = ("eval/kl_per_token", Estimate(0.248, 0.216, 0.281, 5, 512, "hierarchical"))
-    values = {"metric": metric, "maximize": True, "drift": drift, "samples": None, "diverged": 1}
-    return say("recommendation", "recommendation", found=replace(FOUND, **fields), **values)
-
-
-def test_the_best_setting_comes_with_interval_lead_cost_and_risk() -> None:
-    sentence, rest = best().split(". next")
-    assert lacking(sentence, "0.908 [0.894, 0.920]", "5 seeds × 512 prompts", "2.3 points, below the 5 ") == []
-    assert lacking(rest, "0.248 [0.216, 0.281] nats per token", "53.0 s", "0.904", "below 0.898", "1 trial") == []
-    assert "0.0234 judge points, below the 0.200 " in best("eval/gold", smallest=0.2)
-    for without in ({"lead": 0.06}, {"lead": None}, {"lead": -0.01}, {"smallest": None}):
-        assert "best by" not in best(**without)
-    assert "nats per token" not in best(rivals=("a", "b"))
-
-
 DIFFERENCE = Estimate(-0.08, -0.27, 0.12, 5, 512, "hierarchical")
 ROW = MatchedKL(
     "eval/gold", "curriculum", "fixed beta", Estimate(6.1, 5.9, 6.3, 5, 512, "hierarchical"), 5,
@@ -183,16 +145,54 @@ def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
     assert at_equal_drift([]) == ""
     words = ("−0.08 [−0.27, +0.12] at 6.10 nats", "between beta_0.05 and beta_0.01", "5 seeds", "not distinguish")
     assert lacking(at_equal_drift([ROW]), *words) == []
-    up, down = replace(ROW, outcome="better", difference=replace(DIFFERENCE, value=0.2)), replace(ROW, outcome="worse")
-    sentence = at_equal_drift([replace(up, arm="a"), replace(down, arm="b"), ROW])
-    places = [sentence.index(word) for word in ("a (", "above", "b (", "below", "curriculum (", "not distinguishable")]
-    assert places == sorted(places)
+    far = replace(ROW, arm="far", reason="few seeds", difference=None, left=dict.fromkeys(range(3), "far apart"))
+    assert lacking(not_compared(far), "3 of 5 seeds", "factor of 2") == []
+    assert f"far ({not_compared(far)})" in at_equal_drift([ROW, far])
 
 
-@pytest.mark.parametrize("why", ["beyond", "few arms", "far apart", "not evaluated"])
-def test_arms_that_are_not_compared_come_with_the_reason(why: Left) -> None:
-    row = replace(ROW, arm="far", reason="few seeds", difference=None, left=dict.fromkeys(range(3), why))
-    assert lacking(not_compared(row), "3 of 5 seeds", {"far apart": "factor of 2"}.get(why, why)) == []
-    assert not_compared(row) == left_out(row)
-    assert f"far ({not_compared(row)})" in at_equal_drift([ROW, row])
-    assert "free" in not_compared(replace(row, reason="few arms", collapsed=("free",)))
+def of_three(value: float, low: float | None, high: float | None) -> Estimate:
+    return Estimate(value, low, high, 3, 512, "hierarchical")
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (0.0, "0.00"), (12.345, "12.3"), (1234.5, "1234"), (-0.0412, "−0.0412"), (2e-5, "2.0e-05"), (3.2e7, "3.2e+07"),
+        (None, "–"), (float("nan"), "–"),
+    ],
+)  # fmt: skip
+def test_number(value: float | None, wanted: str) -> None:
+    assert number(value) == wanted
+
+
+def test_intervals_show_their_width_with_two_digits_and_differences_their_sign() -> None:
+    assert interval(of_three(0.7134, 0.66, 0.761), "eval/win_rate") == "0.713 [0.660, 0.761]"
+    assert number(-0.0412, "eval/win_rate") == "−0.041"
+    assert interval(of_three(33.58, 31.04, 36.24)) == "33.6 [31.0, 36.2]"
+    assert interval(of_three(0.00589, 0.00567, 0.0061)) == "0.00589 [0.00567, 0.00610]"
+    assert interval(of_three(6.5, 6.5, 6.5)) == "6.50 [6.50, 6.50]"
+    assert interval(of_three(6.5, None, None)).endswith("no interval")
+    assert signed(of_three(0.125, 0.0757, 0.178), "eval/win_rate") == "+0.125 [+0.076, +0.178]"
+    assert signed(of_three(-0.0001, -0.01, 0.01), "eval/win_rate") == "0.000 [−0.010, +0.010]"
+
+
+def test_numbers_are_those_of_the_study(records: StudyRecords, findings: Findings) -> None:
+    text, known = methods(records, findings), coverage_with(3)
+    families = [largest()[name] for name in ("11 arms at the margin", "10 higher, no effect")]
+    wanted = {
+        "Design": ["4 arms", "3 seeds (0, 1, 2)", "9 complete, 1 budget, 1 diverged and 1 missing"],
+        "Training": ["2,048 gradient steps of PPO", "88 %"],
+        "Evaluation": ["512 held-out prompts", "8 answers"],
+        "Estimates": [
+            f"{percent(known.lowest)} to {percent(known.highest)} % with 3 seeds",
+            *(f"{100 * after:.1f} % (without the correction {100 * before:.0f} %)" for before, after in families),
+        ],
+        "Comparisons": ["3 arms", "win rate that matters is 0.050"],
+        "Drift": ["at most 5 % of studies"],
+        "Bounds": ["4,300 reference samples"],
+        "Claims": ["1 claim"],
+    }
+    assert list(text) == list(wanted)
+    assert [(title, one) for title, words in wanted.items() for one in words if one not in text[title]] == []
+    bare = replace(records, study=records.study.model_copy(update={"falsifiers": ()}))
+    assert {"Drift", "Claims", "Comparisons"}.isdisjoint(methods(bare, replace(findings, alarms=(), effects=())))

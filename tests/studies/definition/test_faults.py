@@ -79,7 +79,6 @@ EDITS = [
     (CLAIM, "%s", "metric: objective/kl", "falsifiers.0: before_step: is missing"),
     (CLAIM, "%s", "metric: eval/gold, before_step: 32", "falsifiers.0: before_step: 'eval/gold' is measured once"),
     (CLAIM, "%s", f"{SERIES}, stop: true, aggregation: mean", "falsifiers.0: stop: a mean"),
-    (CLAIM, "%s", "metric: eval/gold, bound: low, relative_to: baseline, relative: ratio", "bound: a ratio"),
     (CLAIM, "%s", f"{SERIES}, stop: true, relative_to: baseline", "stop: a running trial does not know the baseline"),
     (CLAIM, "%s", f"{SERIES}, relative_to: baseline, arms: [weak]", "falsifiers.0.arms: only the baseline 'weak'"),
     # hypotheses
