@@ -67,7 +67,11 @@ def test_every_form_holds_the_same(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("a.jsonl", '{"step": 1}\nnonsense\n{"step": 2}\n', "a.jsonl, line 2: cannot be read as jsonl: JSONDecodeError: Expecting"),
+        (
+            "a.jsonl",
+            '{"step": 1}\nnonsense\n{"step": 2}\n',
+            "a.jsonl, line 2: cannot be read as jsonl: JSONDec",
+        ),
         ("a.json", '{"step": [1, 2]}', "'log_history', is expected"),
         ("a.csv", "step,step\n1,2\n", "two columns have one name: step, step"),
         ("a.csv", "step,x\n1,2,3\n", "line 2: .* more cells than there are columns"),
