@@ -284,7 +284,7 @@ def with_a_line(text: str) -> str:
         *(
             (module, {}, set())
             for module in (
-                "pipeline.config.messages", "pipeline.errors", "pipeline.forecast.memory", "pipeline.resources.ledger",
+                "pipeline.config.loading", "pipeline.errors", "pipeline.forecast.memory", "pipeline.resources.ledger",
                 "pipeline.run.metrics", "pipeline.run.store", "pipeline.stages.graph", "pipeline.trial",
                 "pipeline.wording",
             )
