@@ -16,7 +16,7 @@ import trl_logs
 from hypothesis import strategies as st
 
 from pipeline.config import loading
-from studies.definition import template as templates
+from studies.definition.authoring import template
 from studies.definition.schema import STUDIES
 
 OUT = "out"
@@ -141,7 +141,7 @@ def table(draw: st.DrawFn, kind: str) -> tuple[str, bytes | str]:
 @st.composite
 def study(draw: st.DrawFn) -> Case:
     texts = [path.read_bytes() for path in sorted(STUDIES.glob("*.yaml"))]
-    texts += [templates.template(Path("mine.yaml"), one).encode() for one in ("arms", "grid", "factors", "search")]
+    texts += [template(Path("mine.yaml"), one).encode() for one in ("arms", "grid", "factors", "search")]
     ending = draw(st.sampled_from(("", "", "", "+confirm")))
     content = draw(st.sampled_from(texts).flatmap(file_of))
     return Case(("plan", f"mine.yaml{ending}", "--out", OUT), {"mine.yaml": content})
