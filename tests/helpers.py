@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,24 @@ def random_base(folder: Path, sizes: Mapping[str, Any]) -> Path:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def repeated(act: Callable[[], None], seconds: float = 1.0) -> Iterator[None]:
+    """Call `act` from a thread every so many seconds while the context lasts."""
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def mind_interrupts() -> None:

@@ -1,7 +1,5 @@
 """A real SLURM of two nodes on this machine, from Debian's packages slurm-wlm and munge: for root, on loopback.
 
-    python tests/slurm_nodes.py     # starts it, prints what to export, ends all at Ctrl-C
-
 It writes into a folder of its own in /tmp, which is removed at its end. There is no accounting, so a job is known for
 five minutes after its end.
 """
@@ -13,16 +11,14 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 from helpers import wait_until
-from repeated import repeated
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 REVOKED_SECONDS = 6.0
@@ -153,10 +149,6 @@ class SlurmNodes:
             if time.monotonic() - since > REVOKED_SECONDS:
                 self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
-    def hastening(self) -> AbstractContextManager[None]:
-        """Hasten requeued jobs once a second while the context lasts."""
-        return repeated(self.hasten)
-
     def stop(self) -> None:
         """End all jobs and daemons."""
         self.ask("scancel", "--user=root")
@@ -207,20 +199,3 @@ def _ports(count: int) -> list[int]:
                     server.bind(("127.0.0.1", port))
             return list(range(first, first + count))
     raise RuntimeError("no free ports")
-
-
-def main() -> int:
-    """Run one until Ctrl-C."""
-    if why := missing():
-        print(why)
-        return 2
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(ending, lambda number, frame: sys.exit(0))
-    with slurm_nodes() as nodes:
-        print(f"export SLURM_CONF={nodes.configuration}", flush=True)
-        signal.pause()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

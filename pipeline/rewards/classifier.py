@@ -18,8 +18,6 @@ from pipeline.rewards.base import Completions
 from pipeline.rewards.ready_settings import ClassifierSettings
 from pipeline.wording import in_words
 
-OFFSET = "reward_offset"
-"""Key of an exported ``config.json``: what to add to the logit. The heads of classifiers of decoders have no bias."""
 UNBOUNDED = 10**6
 """A tokenizer that states more tokens than this states no limit."""
 
@@ -57,7 +55,6 @@ class ClassifierReward:
         inputs = inputs.to(self._model.device)
         with Precision.of(self._model.device).autocast():
             logits: Tensor = self._model(**inputs).logits.float().cpu()
-        logits = logits + getattr(self._model.config, OFFSET, 0.0)
         # Labels that do not exclude each other have a logit each, which is their log-odds.
         alone = self._model.config.problem_type == "multi_label_classification"
         return logits[:, self._index] if alone else log_odds(logits, self._index)

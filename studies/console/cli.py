@@ -288,29 +288,13 @@ def export(
     ],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.", show_default=False)],
     profile: RunProfileOption = None,
-    reward: Annotated[
-        bool, typer.Option("--reward", help="The reward model instead, as a sequence classifier with one output.")
-    ] = False,
-    part: Annotated[str | None, typer.Option("--part", help="Of a composite reward: which learned part.")] = None,
     out: OutOption = None,
 ) -> None:
-    """Write a trained policy or reward model as a plain model folder.
-
-    The folder holds safetensors, tokenizer and a model card; of a policy also generation settings.
-    """
+    """Write a trained policy as a plain model folder: safetensors, tokenizer, generation settings and a model card."""
     from pipeline.run.layout import Layout
-
-    layout = Layout.at(out)
-    if reward:
-        from studies.execution.export_reward import export_reward
-
-        print(printable(f"Exported: {export_reward(run, folder, layout, profile, part)}"))
-        return
-    if part is not None:
-        raise UserError("export: --part chooses a reward model; add --reward, or leave it out")
     from studies.execution.export import export as write
 
-    print(printable(f"Exported: {write(run, folder, layout, profile)}"))
+    print(printable(f"Exported: {write(run, folder, Layout.at(out), profile)}"))
 
 
 def score(
@@ -411,8 +395,7 @@ def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = No
     from studies.definition.design import planned
     from studies.definition.schema import load_study
     from studies.definition.search import confirmation
-    from studies.execution.optuna_file import write_optuna
-    from studies.execution.search import searched
+    from studies.execution.search import searched, write_optuna
     from studies.tracking.sync import View
     from studies.tracking.sync import sync as send
 

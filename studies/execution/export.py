@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from pipeline.config.names import TRAINING
 from pipeline.config.presets import PRESETS
@@ -112,6 +111,8 @@ def _generation(record: TrialRecord, policy: Path) -> str:
 
 def model_card(record: TrialRecord, prompts: Path) -> str:
     """Describe the policy: how it was made, its results on the table `prompts`, and its limits; Markdown."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     config = TrialConfig.model_validate(record.config)
     base, public = config.model.base, bool(config.model.base) and not Path(config.model.base or "").is_absolute()
     source = {
@@ -121,8 +122,12 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
     }
     n, learns = config.evaluate.best_of, config.algorithm.learns
     title, judge = PRESETS[config.algorithm.name].title, config.gold.kind
-    return card(
-        "policy",
+    recipe = flatten({key: record.config[key] for key in ("data", "model", "sft", "reward", "judge", *TRAINING)})
+    cards = FileSystemLoader(Path(__file__).parent / "cards")
+    made = Environment(
+        loader=cards, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
+    )
+    return made.get_template("policy.md.jinja").render(
         record=record,
         config=config,
         public=public,
@@ -132,26 +137,9 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         answer="one completion each" + f" (the best of {n} samples by the training reward)" * (n > 1),
         judge=KINDS[judge].words if judge in KINDS else f"`{judge}`",
         figures=list(_figures(record, prompts)),
-        recipe=recipe_of({key: record.config[key] for key in ("data", "model", "sft", "reward", "judge", *TRAINING)}),
+        # Absolute paths stay out of a folder that may be published.
+        recipe=[(key, one) for key, one in recipe if not (isinstance(one, str) and Path(one).is_absolute())],
     )
-
-
-def card(name: str, **values: Any) -> str:
-    """A model card, from its template in ``cards/``."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    folder = FileSystemLoader(Path(__file__).parent / "cards")
-    made = Environment(
-        loader=folder, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True, autoescape=False
-    )
-    return made.get_template(f"{name}.md.jinja").render(values)
-
-
-def recipe_of(sections: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Settings for a card. Absolute paths stay out of a folder that may be published."""
-    return [
-        (key, value) for key, value in flatten(sections) if not (isinstance(value, str) and Path(value).is_absolute())
-    ]
 
 
 def _figures(record: TrialRecord, prompts: Path) -> Iterator[str]:

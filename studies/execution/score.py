@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,14 @@ from torch import Tensor
 from pipeline.config.loading import validate
 from pipeline.config.names import nearest
 from pipeline.config.trial import TrialConfig
+from pipeline.data.files import FORMATS, numbered_lines, readable, require
 from pipeline.data.prompt_set import text_episodes
 from pipeline.errors import UserError
 from pipeline.models.loading import device_of
 from pipeline.models.out_of_memory import MemoryFull, Room
 from pipeline.models.policy import Episodes
 from pipeline.models.tokenizers import load_tokenizer
-from pipeline.named_files import is_folder
+from pipeline.named_files import is_folder, require_file
 from pipeline.named_files import place as in_full
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import SCORING, TRAINED
@@ -28,15 +31,18 @@ from pipeline.rewards.opponents import read_opponents
 from pipeline.rewards.scorers import judge_of, ready, reward_of
 from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
+from pipeline.wording import shown
 from studies.execution.export import beside
 from studies.execution.recorded import artifact, find_trial, folder_of
-from studies.execution.scoring_sheet import Row, read_sheet, write_sheet
 
 ROWS = 256
 """Texts scored between two reports of progress."""
 AT_ONCE = 64
 """Rows in memory together, at most."""
-
+NEEDED = ("prompt", "completion")
+FIELD = 2**31 - 1
+"""Characters in a field of a CSV file, at most: a long text is no fault."""
+Row = dict[str, Any]
 Scores = Mapping[str, Tensor]
 """Scores (n,) by their part of the column's name; the score itself under the empty name."""
 
@@ -187,3 +193,75 @@ def _no_tokens(n: int) -> Episodes:
     """Episodes of scorers that read texts and no tokens."""
     ones = torch.ones(n, 1, dtype=torch.bool)
     return Episodes(torch.zeros(n, 2, dtype=torch.long), ones, ones, ones.squeeze(1))
+
+
+def read_sheet(path: Path) -> dict[str, Row]:
+    """The rows of a file, read by its suffix, by the file and place of each. Raises `UserError` with the line of the
+    first row that cannot be used."""
+    require_file(path, str(path))
+    if path.suffix[1:] not in FORMATS:
+        raise UserError(f"{path}: the format must be one of {', '.join(FORMATS)}")
+    with readable(path):
+        numbered = {"parquet": _parquet, "csv": _csv, "jsonl": numbered_lines}[path.suffix[1:]](path)
+        word = "row" if path.suffix == ".parquet" else "line"
+        rows = {f"{path}, {word} {number}": row for number, row in numbered}
+    if not rows:
+        raise UserError(f"{path}: it has no rows")
+    for place, row in rows.items():
+        _check(row, place)
+    return rows
+
+
+def write_sheet(path: Path, rows: Sequence[Row], columns: Mapping[str, Sequence[float]], target: Path) -> None:
+    """Write the rows of `path` to `target`, with columns added; the others as they were read."""
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pq.read_table(path)
+        for name, values in columns.items():
+            table = table.append_column(name, pa.array(values, pa.float64()))
+        pq.write_table(table, target)
+        return
+    added = [dict(zip(columns, more, strict=True)) for more in zip(*columns.values(), strict=True)]
+    wider = [{**row, **more} for row, more in zip(rows, added, strict=True)]
+    with target.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            writer = csv.DictWriter(file, list(wider[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(wider)
+        else:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in wider)
+
+
+def _check(row: Row, place: str) -> None:
+    """Refuse a row without two texts, or with half of a surrogate pair, which no file can hold. Raises `UserError`."""
+    require(NEEDED, list(row), place)
+    for name in NEEDED:
+        if not isinstance(row[name], str):
+            raise UserError(f"{place}: {name} is {shown(json.dumps(row[name], default=str))}, not a text")
+    if not (row["prompt"] + row["completion"]).strip():
+        raise UserError(f"{place}: prompt and completion are empty")
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{place}: it holds half of a surrogate pair; repair the text") from None
+
+
+def _csv(path: Path) -> Iterator[tuple[int, Row]]:
+    """Rows and their last lines. Raises `ValueError` for a row with more or fewer cells than the header."""
+    csv.field_size_limit(FIELD)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        if len({*(names := reader.fieldnames or [])}) < len(names):
+            raise ValueError(f"two columns have one name: {', '.join(names)}")
+        for row in reader:
+            if None in row or None in row.values():
+                raise ValueError(f"line {reader.line_num} has not as many cells as there are columns")
+            yield reader.line_num, row
+
+
+def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    import pyarrow.parquet as pq
+
+    yield from enumerate(pq.read_table(path).to_pylist(), 1)

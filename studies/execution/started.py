@@ -2,6 +2,10 @@
 
 `ablate study` pins; every hand works from what is pinned. While a hand is at work, a start with other settings, another
 program or another precision is refused: hands that disagree would call each other's records stale for ever.
+
+Locks (`flock`) must be refused while another process holds them, on any machine, and end with their holder. Local file
+systems, NFS version 4, and version 3 with its lock daemon, offer them, unless they are mounted with locks that end at
+the machine.
 """
 
 from __future__ import annotations
@@ -9,6 +13,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import secrets
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,19 +30,21 @@ from pipeline.config.trial import canonical_json
 from pipeline.errors import Damaged, UserError
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout, StudyFolder, read_sealed, sealed, set_aside, write_changed
-from pipeline.run.store import is_held
+from pipeline.run.store import is_held, try_lock
 from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, register
 from studies.definition.design import Cell, cells, check_own, own_digests
 from studies.definition.schema import Study
 from studies.definition.search import SEARCH, number_of
 from studies.execution.recorded import own_stages
-from studies.execution.shared_store import check_locks, present
+from studies.execution.status import read_status
 
 HOME = Path(__file__).parents[2]
 """Folder of the packages of this program."""
 PACKAGES = ("pipeline", "studies/execution")
 """Packages that compute a trial and carry it out."""
+LOOK_SECONDS = 3.0
+"""Seconds to watch the status of a trial whose lock looks free; a trial at work renews its own every second."""
 TRIALS = "pipeline.trial"
 """The module with `run_trial`, `plan_trial` and `environment`."""
 PINNED = {
@@ -222,3 +231,56 @@ def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
                 f"study '{run.study.name}' is being run in {run.folder.path} with {words}{shown}; wait for it, or use"
                 " another --out"
             )
+
+
+@contextmanager
+def present(folder: StudyFolder) -> Iterator[None]:
+    """Hold a lock in ``hands/`` that shows that this process is at work."""
+    lock = try_lock(folder.path / "hands" / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
+    assert lock is not None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def check_locks(folder: StudyFolder) -> None:
+    """Refuse a study's folder without locks, or one in which a trial runs on another machine while its lock looks free
+    from here. (A trial that died leaves a free lock too, but renews its status no more.)
+
+    Raises `UserError`.
+    """
+    tried = folder.lock_file("tried")
+    try:
+        if (lock := try_lock(tried)) is not None:
+            held = is_held(tried)
+            lock.release()
+            if not held:
+                raise _refusal(folder, "two processes can hold the same lock (flock)")
+    except OSError as error:
+        raise _refusal(folder, f"it has no locks (flock: {error.strerror})") from None
+    before = _free_elsewhere(folder)
+    if before:
+        time.sleep(LOOK_SECONDS)
+    for path, (host, renewed) in _free_elsewhere(folder).items():
+        if renewed != before.get(path, (host, renewed))[1]:
+            raise _refusal(folder, f"locks that {host} holds are not seen on {socket.gethostname()} (flock)")
+
+
+def _free_elsewhere(folder: StudyFolder) -> dict[Path, tuple[str, int]]:
+    """Status files of trials that run on other machines while their lock looks free: machine, and time of the file."""
+    found = dict[Path, tuple[str, int]]()
+    for path in (folder.path / "status").glob("*.json"):
+        status = read_status(path)
+        if status is None or status.outcome or status.host == socket.gethostname():
+            continue
+        if not is_held(folder.lock_file(status.lock)):
+            found[path] = status.host, path.stat().st_mtime_ns
+    return found
+
+
+def _refusal(folder: StudyFolder, lack: str) -> UserError:
+    return UserError(
+        f"{folder.root} cannot be shared by several processes: {lack}; use a local folder, NFS 4 or a parallel file"
+        " system with locks (--out)"
+    )

@@ -23,8 +23,8 @@ from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Inline, Say
-from studies.execution.optuna_file import write_optuna
 from studies.execution.records import sound_record
+from studies.execution.search import write_optuna
 from studies.execution.started import TRIALS, Started, join, shared_of, start
 from studies.execution.watch import Watch
 from studies.tracking.background import Background

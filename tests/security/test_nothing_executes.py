@@ -35,7 +35,7 @@ from pipeline.rewards.ngrams import NGrams
 from pipeline.rewards.ready_settings import ClassifierSettings
 from pipeline.run.layout import Layout, read_sealed
 from pipeline.training import checkpoint
-from studies.execution.scoring_sheet import read_sheet
+from studies.execution.score import read_sheet
 from studies.importing.logs import read_table
 from studies.serving.weights import ServedTrial
 from studies.tracking import store

@@ -15,9 +15,10 @@ import pytest
 import torch
 from helpers import smoke
 from safetensors.torch import load_file, save_file
-from small_tokenizers import TEXTS, sentencepiece
 from tinytrial import EOS, VOCAB, model
 
+from pipeline.data.corpus import load_corpus
+from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import shape_of
 from pipeline.models.loading import freeze, pretrained_model
@@ -26,6 +27,25 @@ from pipeline.models.policy import Episodes
 from pipeline.models.sampling import decode, tokenize_prompts
 from pipeline.models.texts import LARGEST, encode, perplexity, text_nats
 from pipeline.models.tokenizers import closing_tokens, pretrained_tokenizer, train_tokenizer
+
+TEXTS = load_corpus(DataConfig(sft_texts=200)).train
+
+
+def sentencepiece() -> Any:
+    """A tokenizer of the class of Llama's: spaces are parts of words; that of the first is added, and taken away
+    again."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=True)
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    made.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
 
 
 @pytest.mark.parametrize("kind", ["bytes", "sentencepiece"])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import Recorder, smoke
 from recorded_trials import recorded
-from small_tokenizers import hard_texts
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
+from pipeline.data.corpus import load_corpus
+from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 from pipeline.models.loading import load_snapshot
 from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer
@@ -50,6 +53,24 @@ def test_a_clean_process_loads_it_without_this_package(smoke_layout: Layout, tmp
     settings = json.loads((target / "generation_config.json").read_text())
     assert settings["max_new_tokens"] == record.config["train"]["response_length"]
     assert not list(tmp_path.glob(".*"))
+
+
+ODD = "<eos>|<pad>|  |\t|\r\n|\n\n\n|\u00a0|\u200d|\0|don't|I'LL|--|12345|café|Ångström|ﬁ|漢字|🎬"
+
+
+def hard_texts(n: int) -> list[str]:
+    """Reviews with special tokens, white space, digits and accents in them, composed or decomposed, and every third
+    text of random Unicode characters."""
+    rng, reviews = random.Random(0), load_corpus(DataConfig(sft_texts=200)).train
+    drawn = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) not in {"Cs", "Cn", "Co"}]
+    texts = []
+    for index in range(n):
+        pieces = rng.choice(reviews).split(" ") if index % 3 else rng.choices(drawn, k=rng.randrange(40))
+        for piece in rng.choices([*ODD.split("|"), "<|endoftext|>", "<|im_start|>"], k=rng.randrange(5)):
+            pieces.insert(rng.randrange(len(pieces) + 1), piece)
+        joined = rng.choice(["", " "]).join(pieces)
+        texts.append(unicodedata.normalize(rng.choice(["NFC", "NFD"]), joined))
+    return texts
 
 
 def test_the_exported_tokenizer_is_the_one_of_training(smoke_layout: Layout, tmp_path: Path) -> None:

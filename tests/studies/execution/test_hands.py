@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +20,7 @@ import psutil
 import pytest
 from fake_trial import STUDY
 from filelock import FileLock
+from helpers import repeated
 from light_study import PYTHONPATH, SMALL, Write, command, go, results, wait_for
 
 from pipeline.errors import UserError
@@ -25,8 +29,10 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import BuiltElsewhere, Store, try_lock
 from pipeline.trial import run_trial
 from studies.definition.schema import Study, load_study
+from studies.execution import started
 from studies.execution.agenda import Agenda, Task
 from studies.execution.started import Started, alone, join, start
+from studies.execution.status import StatusFile
 
 pytestmark = pytest.mark.usefixtures("no_mlflow")
 MANY = STUDY.replace("seeds: [0, 1]", "seeds: [0, 1, 2]\nvary: [labels, reward]")
@@ -198,3 +204,45 @@ def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     (record,) = run.folder.records()
     outcome = run_trial(run.cells()[0].config, Layout(tmp_path / "alone"), Reporter())
     assert record.stages["train"].digest == outcome.artifacts["train"].digest
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_store_without_locks(
+    write_study: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    run = run_of(write_study(), layout)
+
+    def flock(file: int, how: int) -> None:
+        if not works:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match="two processes can hold" if works else "No locks available"), start(run, print):
+        pass
+    assert not run.folder.study_file.exists()
+
+
+def test_locks_that_another_machine_holds_have_to_be_seen(
+    write_study: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(write_study(), layout)
+    monkeypatch.setattr(started, "LOOK_SECONDS", 0.3)
+    name = "weak__seed0"
+    with start(run, print):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "far")
+        status = StatusFile(run.folder.status_file(name), "weak seed 0", False, lock=name)
+    with join(layout, "small", "tiny") as joined:
+        assert joined.cells() == run.cells(), "a trial that died renews its status no more"
+    with repeated(lambda: status.warn("at work"), 0.05):
+        for enter in (lambda: start(run, print), lambda: join(layout, "small", "tiny")):
+            with pytest.raises(UserError, match=r"locks that far holds are not seen on .* \(flock\)"), enter():
+                pass
+        lock = try_lock(run.folder.lock_file(name))
+        assert lock is not None
+        with join(layout, "small", "tiny"):
+            lock.release()
+    status.end("complete")
+    with join(layout, "small", "tiny"):
+        pass

@@ -8,12 +8,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from recorded_trials import TEXTS, recorded_reward
+from recorded_trials import BIAS, MEAN, STD, TEXTS, classifier, recorded_reward, reward_model
 
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
-from studies.execution.export_reward import export_reward
 from studies.execution.score import ROWS, score_file
 
 ROWS_OF_TEXTS: list[dict[str, Any]] = [
@@ -120,13 +119,14 @@ def test_a_score_that_is_not_finite_is_reported_by_line(tmp_path: Path, monkeypa
 
 
 def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(layout: Layout, tmp_path: Path) -> None:
+    """The classifier computes what the trained reward computes before its calibration."""
     recorded_reward(layout)
-    folder = export_reward("made/base/0", tmp_path / "model", layout)
+    folder = classifier(reward_model("qwen2"), tmp_path / "model")
     path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
-    theirs = [row["reward"] for row in read(score(path, str(folder), to=tmp_path / "b.jsonl"))]
+    theirs = [row["reward"] for row in read(score(path, folder, to=tmp_path / "b.jsonl"))]
     ours = [row["reward"] for row in read(score(path, "made/base/0", to=tmp_path / "c.jsonl", layout=layout))]
-    assert theirs == pytest.approx(ours, abs=1e-5)
+    assert [(one + BIAS - MEAN) / STD for one in theirs] == pytest.approx(ours, abs=1e-5)
     with pytest.raises(UserError, match="the model's labels are reward"):
-        score(path, str(folder), to=tmp_path / "d.jsonl", label="GOOD")
+        score(path, folder, to=tmp_path / "d.jsonl", label="GOOD")
     with pytest.raises(UserError, match="--label 'GOOD': it chooses an output of a classifier"):
         score(path, to=tmp_path / "d.jsonl", label="GOOD")

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ import pytest
 from fake_trial import SEARCH
 from hypothesis import given
 from hypothesis import strategies as st
-from light_study import Write
+from light_study import Write, wait_for
+from rich.console import Console
 from typer.testing import CliRunner
 
+import ablate
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import Layout, StudyFolder
 from studies.claims.verdicts import of_record
@@ -23,7 +27,8 @@ from studies.definition.schema import Study, load_study
 from studies.definition.search import Tried, arm, choose, confirmation, load, pareto, violations
 from studies.definition.space import Objective
 from studies.execution import study as running
-from studies.execution.study import StudyResult
+from studies.execution.hand import Inline
+from studies.execution.study import StudyResult, run_study
 from studies.tracking.sync import Synced
 
 STEPS = {"train.steps": 32}
@@ -220,3 +225,56 @@ def test_the_confirmation_has_other_prompts_and_other_noise_than_the_search(whol
     keys = [{one.stages["reference"].key for one in part} for part in (searched, confirmed)]
     assert [len(found) for found in keys] == [1, 1], "one set of reference answers each: comparisons are paired"
     assert keys[0] != keys[1]
+
+
+TRAINED = """
+question: Which beta wins most often within a limit on the drift?
+hypothesis: A small one.
+refuted_if: A large one wins more often.
+profile: smoke
+seeds: [0]
+search:
+  space:
+    kl.beta: {low: 0.01, high: 1.0, log: true}
+    optimiser.lr: {values: [1.0e-2, 1.0e-3]}
+  trials: 6
+  parallel: 2
+  constraints: [{metric: eval/kl_per_token, max: 0.5}]
+  prune: {metric: objective/kl_per_token, above: 1.0}
+  confirm: {top: 1, seeds: [10]}
+falsifiers:
+  - {name: drift, claim: it stays, metric: objective/kl_per_token, op: ">", threshold: 0.01, before_step: 32,
+     stop: true, arms: ["confirm-*"]}
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_trains_is_killed_resumed_and_confirmed(tmp_path: Path) -> None:
+    for name in ("killed", "whole"):
+        (tmp_path / f"{name}.yaml").write_text(TRAINED)
+    layout = Layout(tmp_path / "out")
+    command = [sys.executable, str(Path(ablate.__file__)), "study", str(tmp_path / "killed.yaml"), "--jobs", "2"]
+    command += ["--out", str(layout.root)]
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    folder = layout.study("killed", "smoke")
+    wait_for(lambda: folder.search_file.exists() or driver.poll() is not None, 240)
+    driver.kill()
+    driver.communicate()
+    assert (early := {record.arm: record.finished for record in folder.records()})
+
+    again = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert {arm: folder.record(arm, 0).finished for arm in early} == early  # type: ignore[union-attr]
+    assert "claim drift FALSIFIED" in again.stdout
+    assert (folder.report / "index.html").exists()
+
+    whole = load_study(tmp_path / "whole.yaml")  # its trials are in the store; the proposals are made anew
+    run_study(whole, layout, None, {}, Inline, 1, Console(quiet=True))
+    content = load(load_study(tmp_path / "killed.yaml"), folder)
+    assert content is not None
+    assert content == load(whole, layout.study("whole", "smoke"))
+    assert {one["status"] for one in content["trials"]} == {"complete", "pruned"}
+    for one in content["trials"]:
+        assert one["feasible"] == (one["status"] == "complete" and one["values"]["eval/kl_per_token"] <= 0.5)
+        assert (one["steps"] < 32) == (one["status"] == "pruned")
+        assert "eval/win_rate" in one["values"], "a pruned trial is evaluated as well"

@@ -15,6 +15,7 @@ import fake_trial
 import pytest
 import slurm_nodes
 from fake_trial import SHORT
+from helpers import repeated
 from light_study import CELLS, PYTHONPATH, Write, command, go, half_way, results, wait_for
 from rich.console import Console
 from slurm_nodes import SlurmNodes
@@ -45,7 +46,7 @@ def _watchful(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setenv("SLURM_CONF", str(nodes.configuration))
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
     monkeypatch.setattr(slurm, "LOOK_SECONDS", 1.0)
-    with nodes.hastening():  # SLURM has jobs that are requeued wait for two minutes
+    with repeated(nodes.hasten):  # SLURM has jobs that are requeued wait for two minutes
         yield
 
 
