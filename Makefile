@@ -1,6 +1,5 @@
 # Two commands do everything, set-up included: `make study STUDY=kl_ablation` and `make test`.
-# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, CLUSTER, NAME, DESIGN, TRIAL, PORT, PYTHON,
-# TRL_PYTHON (an interpreter with TRL 1.16, for `make bench`).
+# Variables: STUDY (name or YAML file), STUDIES (several), PROFILE, SET ("a.b=1 c.d=2"), JOBS, OUT, EXECUTOR, CLUSTER, NAME, DESIGN, TRIAL, PORT, PYTHON.
 
 PYTHON ?= python3
 STUDY ?= kl_ablation
@@ -94,8 +93,8 @@ lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
 format: $(VENV)/.stamp-dev  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--rounds 5 --size tiny", TRL_PYTHON), then a large study's report
-	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(if $(TRL_PYTHON),--trl-python "$(TRL_PYTHON)") $(ARGS)
+bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--rounds 5 --size tiny"), then a large study's report
+	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
 
 fuzz: $(VENV)/.stamp-dev  ## feed every command bad files, names and settings, 10,000 by default (ARGS="--cases 500 --seed 1 -k study")

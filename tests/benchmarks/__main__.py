@@ -17,17 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contender import CONTENDERS, NEWER_TRL
+from benchmarks.contender import CONTENDERS
 from benchmarks.report import show
 
 from pipeline.resources.machine import MALLOC
 
 ROOT = Path(__file__).parents[2]
-HOW = (
-    "set TRL_PYTHON=ENV/bin/python, made by `python3 -m venv ENV && ENV/bin/pip install torch==2.13.0 &&"
-    " ENV/bin/pip install trl==1.16.0`"
-)
-"""Instructions for the environment of the contenders that need a newer TRL than the one that is pinned here."""
 
 
 def main() -> None:
@@ -48,19 +43,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of a contender; a trial has 1 by default")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--precision", default="fp32", choices=["fp32", "fp16", "bf16"], help="of autocast, on a GPU")
-    parser.add_argument("--contender", nargs="+", choices=list(CONTENDERS))
-    newer = " and ".join(NEWER_TRL)
-    parser.add_argument("--trl-python", default=os.environ.get("TRL_PYTHON"), help=f"runs {newer}; {HOW}")
+    parser.add_argument("--contender", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--out", type=Path, default=Path("outputs/bench.json"))
     options = parser.parse_args()
     if (options.device == "cpu") != (options.precision == "fp32"):
         parser.error("--precision is fp16 or bf16 with --device cuda, and not given without")
-    if not options.trl_python and set(options.contender or ()) & set(NEWER_TRL):
-        parser.error(f"{newer} need a newer TRL: {HOW}")
-    if options.contender is None:
-        options.contender = [name for name in CONTENDERS if options.trl_python or name not in NEWER_TRL]
-        if not options.trl_python:
-            print(f"skipped {newer}: {HOW}", file=sys.stderr)
     return options
 
 
@@ -71,11 +58,10 @@ def _run(name: str, size: str, options: argparse.Namespace) -> dict[str, Any]:
     environment |= {"TOKENIZERS_PARALLELISM": "false"}
     if name.startswith("ours"):
         environment |= MALLOC  # as the processes of our trials have them
-    python = options.trl_python if name in NEWER_TRL else sys.executable
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         words = [name, size, options.device, options.precision, str(options.threads), str(out)]
-        command = [python, "-m", "benchmarks.contender", *words]
+        command = [sys.executable, "-m", "benchmarks.contender", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{name} at {size} failed:\n{done.stderr[-4000:]}")

@@ -12,13 +12,8 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-CONTENDERS = {
-    "ours-grpo": "ours", "ours-rloo": "ours", "ours-shared": "ours", "ours-separate": "ours", "trl-ppo": "theirs",
-    "trl-grpo": "their_groups", "trl-rloo": "their_groups",
-}  # fmt: skip
-"""Our algorithms without a critic, our PPO by its critic, TRL's PPO with a separate one, and those of a newer TRL; with
-the modules that build them."""
-NEWER_TRL = ("trl-grpo", "trl-rloo")
+CONTENDERS = ("ours-grpo", "ours-rloo", "ours-shared", "ours-separate", "trl-ppo")
+"""Our algorithms without a critic, our PPO by its critic, and TRL's PPO with a separate one."""
 
 
 def main(name: str, size_name: str, device_name: str, precision: str, threads: str, out: str) -> None:
@@ -35,7 +30,7 @@ def main(name: str, size_name: str, device_name: str, precision: str, threads: s
     size, device = SIZES[size_name], torch.device(device_name)
     meter = Meter(device)
     with tempfile.TemporaryDirectory() as folder:
-        build = import_module(f"benchmarks.{CONTENDERS[name]}").build
+        build = import_module("benchmarks.ours" if name.startswith("ours") else "benchmarks.theirs").build
         build(size, name.partition("-")[2], device, precision, Path(folder), meter)()
     result = {"contender": name, "size": size_name, "device": device_name, "episodes": size.batch, **meter.result()}
     Path(out).write_text(json.dumps(result))

@@ -9,7 +9,7 @@ requests while the training is killed and started again. Takes about 5 minutes.
 
 from __future__ import annotations
 
-import http.client
+import itertools
 import json
 import math
 import os
@@ -19,13 +19,15 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import requests
 from helpers import free_port, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +46,7 @@ SEEDS = 40
 """Different requests: with few, each is asked again under the same revision, and must be answered alike."""
 ROUNDING = 0.01
 """Nats between the log-probs of one token under one revision, at most: batches round differently."""
+PARTIAL = "out/store/train/.partial"
 LOOK_SECONDS, KILLING_SECONDS = 0.1, 1500
 """Seconds between two looks at the checkpoints, and until no more is asked."""
 
@@ -52,7 +55,7 @@ class Clients:
     """Clients of one server, each with a connection of its own, and their answers."""
 
     def __init__(self, port: int, tokens: int, **asked: Any) -> None:
-        self.port, self.asked = port, {"max_tokens": tokens, **asked}
+        self.url, self.asked = f"http://127.0.0.1:{port}/v1/completions", {"max_tokens": tokens, **asked}
         self.seconds: list[float] = []
         self.lost: list[str] = []
         self.first: dict[tuple[str, int, str], dict[str, Any]] = {}
@@ -69,26 +72,24 @@ class Clients:
         return {"clients": count, **counts, "p50 ms": float(np.median(self.seconds or math.nan)) * 1e3}
 
     def _one(self, turn: int, more: Callable[[], bool]) -> None:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
-            while more():
-                prompt, seed, began = PROMPTS[turn % len(PROMPTS)], turn % SEEDS, time.monotonic()
-                turn += 7
-                body = json.dumps({"prompt": prompt, "seed": seed, **self.asked})
-                try:
-                    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-                    answer = connection.getresponse()
-                    content = json.loads(answer.read())
-                    if answer.status != 200:
-                        raise ValueError(f"{answer.status}: {content}")
+        session = requests.Session()
+        session.trust_env = False  # no proxy
+        while more():
+            prompt, seed, began = PROMPTS[turn % len(PROMPTS)], turn % SEEDS, time.monotonic()
+            turn += 7
+            try:
+                answer = session.post(self.url, json={"prompt": prompt, "seed": seed, **self.asked}, timeout=60)
+                if not answer.ok:
+                    raise ValueError(f"{answer.status_code}: {answer.text}")
+                content = answer.json()
+                with self._lock:
+                    self.seconds.append(time.monotonic() - began)
                     choice = content["choices"][0]
-                    with self._lock:
-                        self.seconds.append(time.monotonic() - began)
-                        first = self.first.setdefault((prompt, seed, content["system_fingerprint"]), choice)
-                        self.mixed += _apart(first["logprobs"], choice["logprobs"])
-                except (OSError, http.client.HTTPException, ValueError) as error:
-                    self.lost.append(f"{type(error).__name__}: {error}")
-                    connection.close()
-                    time.sleep(LOOK_SECONDS)  # a server that has ended must not be asked without a pause
+                    first = self.first.setdefault((prompt, seed, content["system_fingerprint"]), choice)
+                    self.mixed += _apart(first["logprobs"], choice["logprobs"])
+            except (OSError, ValueError) as error:
+                self.lost.append(f"{type(error).__name__}: {error}")
+                time.sleep(LOOK_SECONDS)  # a server that has ended must not be asked without a pause
 
 
 def _apart(first: dict[str, Any] | None, second: dict[str, Any] | None) -> bool:
@@ -130,17 +131,12 @@ def killed(clients: Clients, study: Program, folder: Path, requests: int, kills:
 
     A kill comes at another time after the checkpoints each time, so that it meets the training at another place.
     """
-    asked, done, lock, end = 0, 0, threading.Lock(), time.monotonic() + KILLING_SECONDS
-
-    def more() -> bool:
-        nonlocal asked
-        with lock:
-            going = time.monotonic() < end and (asked < requests or done < kills)
-            asked += going
-            return going
-
+    asked, done, end = itertools.count(), 0, time.monotonic() + KILLING_SECONDS
     with ThreadPoolExecutor(1) as pool:
-        crowd, before = pool.submit(clients.run, 32, more), _checkpoints(folder)
+        crowd = pool.submit(
+            clients.run, 32, lambda: time.monotonic() < end and (next(asked) < requests or done < kills)
+        )
+        before = _checkpoints(folder)
         while not crowd.done():
             if done < kills and all(new > before.get(name, 0) for name, new in _checkpoints(folder).items()):
                 time.sleep(0.37 * done % 1.1)
@@ -149,7 +145,8 @@ def killed(clients: Clients, study: Program, folder: Path, requests: int, kills:
                 before = _checkpoints(folder)
                 study.start()
             time.sleep(LOOK_SECONDS)
-    return {**crowd.result(), "asked": asked, "kills": done}
+    found = crowd.result()
+    return {**found, "asked": found["requests"] + len(found["lost"]), "kills": done}
 
 
 class Program:
@@ -159,34 +156,30 @@ class Program:
         self._command = [*before, sys.executable, str(ROOT / "ablate.py"), *command, "--out", str(folder / "out")]
         self._log = folder / f"{command[0]}.log"
 
-    def start(self) -> None:
+    def start(self) -> Program:
         """Start it, or go on with it."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
+        return self
 
-    def kill(self) -> None:
+    __enter__ = start
+
+    def kill(self, *_: object) -> None:
         """End it without a farewell; its workers notice, and end."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    __exit__ = kill
+
     def check(self) -> None:
         """Raise where it has ended by itself."""
-        if self._process.poll() is not None:
-            raise SystemExit(f"it ended: {self._log.read_text()}")
-
-    def __enter__(self) -> Program:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
+        assert self._process.poll() is None, self._log.read_text()
 
 
 def healthy(port: int) -> bool:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection, suppress(OSError):
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
     return False
 
 
@@ -196,10 +189,11 @@ Steps = dict[str, tuple[float, int]]
 
 def _steps(folder: Path) -> Steps:
     found = {}
-    for path in (folder / "out" / "store" / "train" / ".partial").glob("*/metrics.jsonl"):
+    for name in _checkpoints(folder):
+        path = folder / PARTIAL / name / "metrics.jsonl"
         when, rows = path.stat().st_mtime, path.read_bytes().split(b"\n")[:-1]
-        if rows and any(path.parent.glob("checkpoints/update_*.pt")):
-            found[path.parent.name] = when, max(json.loads(row)["step"] for row in rows[-50:])
+        if rows:
+            found[name] = when, max(json.loads(row)["step"] for row in rows[-50:])
     return found
 
 
@@ -211,7 +205,7 @@ def pace(before: Steps, after: Steps) -> float:
 
 def _checkpoints(folder: Path) -> dict[str, int]:
     """The update of the newest checkpoint of each trial in training."""
-    paths = (folder / "out" / "store" / "train" / ".partial").glob("*/checkpoints/update_*.pt")
+    paths = (folder / PARTIAL).glob("*/checkpoints/update_*.pt")
     return {path.parts[-3]: int(path.name[7:].partition(".")[0]) for path in sorted(paths)}
 
 
