@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Recorder, smoke
-from hypothesis import settings
+from hypothesis import HealthCheck, core, settings
 
 from pipeline.run.layout import Layout
 
@@ -25,10 +25,19 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--benchmarks", action="store_true", help="run tests/benchmarks, and print what they measure")
-    parser.addoption("--cases", type=int, default=54, help="of `make fuzz`: cases of all kinds together")
+    parser.addoption("--cases", type=int, default=54, help="of `make fuzz`: cases of its 7 kinds together")
     parser.addoption("--runs", type=int, help="of `make faults`: number of studies to disturb, by each fault in turn")
     parser.addoption("--fault", action="append", help="of `make faults`: this fault alone; repeatable")
     parser.addoption("--seed", type=int, help="of `make fuzz` and `make faults`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the cases of `make fuzz`; without ``--seed`` they are the same in every run."""
+    core.global_force_seed = config.getoption("seed")
+    settings.register_profile(
+        "fuzz", max_examples=-(-config.getoption("cases") // 7), derandomize=config.getoption("seed") is None,
+        deadline=None, database=None, suppress_health_check=list(HealthCheck), print_blob=True,
+    )  # fmt: skip
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

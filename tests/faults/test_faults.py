@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from faults.kinds import FAULTS, OFTEN, Fault
-from faults.scene import Identity, Scene, identity, series_differ
+from faults.scene import FAULTS, OFTEN, Fault, Identity, Scene, identity, series_differ
 from ray_nodes import TooBusy
 
 from pipeline.errors import FAULT

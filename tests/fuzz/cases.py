@@ -65,6 +65,8 @@ TABLES: dict[str, list[dict[str, Any]]] = {
     "answers": [{"prompt": f"A film {n}", "completion": f" is {WORDS[n % 4]}."} for n in range(5)],
     "log": [dict(row) for row in trl_logs.rows(updates=3)],
 }
+TIMES = st.sampled_from((0, 0, 2, 1000))
+"""Copies of a line in a damaged text."""
 SCALAR = re.compile(rb"(?<=: )[^\s,\[\]{}]+")
 
 
@@ -91,14 +93,14 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
         places, lines = list(SCALAR.finditer(content)), content.split(b"\n")
         at, line = draw(st.integers(0, len(content))), draw(st.integers(0, len(lines) - 1))
         junk = draw(st.sampled_from(JUNK) | values.map(lambda value: value.encode("utf-8", "surrogatepass")))
-        match draw(st.sampled_from(("value", "value", "value", "drop", "again", "indent", "cut", "bytes", "code"))):
+        match draw(st.sampled_from(("value", "value", "value", "times", "times", "indent", "cut", "bytes", "code"))):
             case "value" if places:
                 one = draw(st.sampled_from(places))
                 content = content[: one.start()] + junk + content[one.end() :]
-            case "drop":
-                content = b"\n".join(lines[:line] + lines[line + 1 :])
-            case "again":
-                content = b"\n".join(lines[:line] + lines[line : line + 1] * draw(st.sampled_from((2, 1000))))
+            case "times":
+                content = b"\n".join(
+                    lines[:line] + lines[line : line + 1] * draw(st.sampled_from((0, 0, 2, 1000))) + lines[line + 1 :]
+                )
             case "indent":
                 content = b"\n".join([*lines[:line], b"  " + lines[line].lstrip(), *lines[line + 1 :]])
             case "cut":

@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,10 @@ class Bomb:
 
 
 @pytest.fixture
-def mark(tmp_path: Path) -> Path:
-    return tmp_path / "executed"
+def mark(tmp_path: Path) -> Iterator[Path]:
+    """The folder that exists where anything was executed."""
+    yield tmp_path / "executed"
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.fixture
@@ -95,7 +97,6 @@ def test_checkpoints(made: Callable[[Path, Path], bytes], tmp_path: Path, mark: 
     for read in (lambda: checkpoint.load_latest(folder, print), lambda: ServedTrial._checkpoint(Mock(), "k", path)):
         with pytest.raises(Exception, match=r"[Ww]eights.only|magic number|[Uu]npickl|[Tt]orch[Ss]cript|archive"):
             read()
-    assert not mark.exists()
 
 
 TABLES = (".parquet", ".csv", ".json", ".jsonl")
@@ -116,7 +117,6 @@ def test_a_pickle_in_the_place_of_a_file_is_refused(name: str, bomb: bytes, tmp_
     (tmp_path / file).write_bytes(bomb)
     with pytest.raises((UserError, Fault, SafetensorError)):
         read(tmp_path / file)
-    assert not mark.exists()
 
 
 def with_code(folder: Path, mark: Path, *, known: bool) -> None:
@@ -196,7 +196,6 @@ def test_types_that_a_parquet_file_brings_along(bomb: bytes, tmp_path: Path, mar
     for read in (lambda: read_splits(path, "data.local.path", ("text",)), lambda: read_table(path)):
         with suppress(Exception):
             read()
-    assert not mark.exists()
 
 
 def test_settings(tmp_path: Path, mark: Path) -> None:
@@ -208,12 +207,9 @@ def test_settings(tmp_path: Path, mark: Path) -> None:
             read_yaml(tmp_path / "study.yaml")
         with pytest.raises(ValueError):
             read_value(text)
-    assert not mark.exists()
 
 
-def test_the_database_of_mlflow(bomb: bytes, layout: Layout, mark: Path) -> None:
-    layout.root.mkdir(parents=True, exist_ok=True)
-    layout.mlflow_file.write_bytes(bomb)
+def test_the_database_of_mlflow(bomb: bytes, tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(bomb)
     with pytest.raises(RuntimeError, match=r"mlflow\.db is damaged: file is not a database"):
-        store.has_run(layout, "1", "run")
-    assert not mark.exists()
+        store.has_run(Layout(tmp_path), "1", "run")
