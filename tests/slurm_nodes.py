@@ -26,39 +26,6 @@ REVOKED_SECONDS = 6.0
 NODES = ("n1", "n2")
 CORES = 4
 """Cores of each node, whatever the machine has."""
-CONFIGURATION = """
-ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ports[0]}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CredType=cred/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-MailProg=/bin/true
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-PreemptType=preempt/partition_prio
-PreemptMode=REQUEUE
-SchedulerParameters=sched_min_interval=100000,sched_interval=1,bf_interval=1
-ReturnToService=2
-KillWait=5
-SlurmdTimeout=10
-NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs={cores} RealMemory=100000
-PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10
-"""
 
 
 def missing() -> str | None:
@@ -86,9 +53,8 @@ class SlurmNodes:
         key.chmod(0o400)
         for name in ("state", *(f"spool-{node}" for node in NODES)):
             (self.folder / name).mkdir()
-        ports = _ports(3)
-        text = CONFIGURATION.format(folder=self.folder, host=socket.gethostname(), ports=ports, cores=CORES)
-        self.configuration.write_text(text)
+        text, host = Path(__file__).with_name("slurm.conf").read_text("utf-8"), socket.gethostname()
+        self.configuration.write_text(text.format(folder=self.folder, host=host, ports=_ports(3), cores=CORES))
         self.begin("munged")
         wait_until((self.folder / "munge.socket").exists, "munge listens", 20)
         for name in ("slurmctld", *NODES):

@@ -1,7 +1,9 @@
-"""Every command in a Markdown file is one that works: its options parse, and what it names exists."""
+"""Every command in a Markdown file works, its names exist, and the examples in docstrings are true."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import importlib.util
 import re
 import shlex
@@ -102,3 +104,19 @@ def test_every_trial_that_is_named_is_one_of_its_study() -> None:
     for name, arm, seed in found:
         study = load_study(name)
         assert (arm in study.arm_overrides(), int(seed) in study.seeds) == (True, True), f"{name}/{arm}/{seed}"
+
+
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for room in ("pipeline", "studies", "reports")
+    for path in (ROOT / room).rglob("*.py")
+    if ">>> " in path.read_text()
+)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted > 0
+    assert found.failed == 0

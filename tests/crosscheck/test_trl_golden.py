@@ -127,7 +127,7 @@ def gradient_of(case: str, rows: Tensor) -> Tensor:
 
 
 def test_every_preset_that_trl_has_is_compared_and_every_setting_shows() -> None:
-    """Losses of pairs in `test_trl_dpo.py`, PPO in `test_trl_ppo.py`; the entropy bonus shows in the loss alone."""
+    """Losses of pairs and PPO in `test_trl.py`; the entropy bonus shows in the loss alone."""
     alone = {"ppo", "ppo_penalty", "trpo", "reinforce", "remax", "reinforce_pp", "vine_ppo", "best_of_n"}
     assert set(PRESETS) - {name for name, _ in CASES.values()} == alone | {"dpo", "ipo", "online_dpo"}
     assert ABOUT["trl"].startswith("1.16.")
