@@ -43,7 +43,7 @@ SIZES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def measure(name: str, root: Path, parts: bool = False) -> dict[str, tuple[float, float]]:
+def measure(name: str, root: Path) -> dict[str, tuple[float, float]]:
     """(predicted, measured) peak of each stage, GiB; the trial runs through the same commands as any other."""
     sizes, changes = SIZES[name]
     random_base(root / "base", sizes)
@@ -58,15 +58,14 @@ def measure(name: str, root: Path, parts: bool = False) -> dict[str, tuple[float
     for stage, components in found.stages.items():
         cost = json.loads(next((root / "out" / "store" / stage).glob("*/log/cost.json")).read_text())
         peaks[stage] = found.peaks[stage], cost["peak_memory_gib"]
-        if parts:
-            print("   ", stage, {key: round(size, 2) for key, size in components.items()}, flush=True)
+        print("   ", stage, {key: round(size, 2) for key, size in components.items()}, flush=True)
     return peaks
 
 
 if __name__ == "__main__":
     for one in sys.argv[1:] or SIZES:
         with tempfile.TemporaryDirectory() as place:
-            for stage, (predicted, measured) in measure(one, Path(place), parts=True).items():
+            for stage, (predicted, measured) in measure(one, Path(place)).items():
                 percent = f"{100 * (predicted / measured - 1):+.0f} %"
                 figures = f"predicted {predicted:.2f} GiB, measured {measured:.2f} GiB, {percent}"
                 print(f"{one:16s} {stage:9s} {figures}", flush=True)

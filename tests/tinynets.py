@@ -12,20 +12,10 @@ from pipeline.models.trunk import packed_attention
 from pipeline.rewards.base import Completions
 
 SIZES = {
-    "hidden_size": 32,
-    "n_embd": 32,
-    "num_hidden_layers": 3,
-    "n_layer": 3,
-    "num_attention_heads": 4,
-    "n_head": 4,
-    "num_key_value_heads": 4,
-    "intermediate_size": 48,
-    "n_inner": 48,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-}
+    "hidden_size": 32, "n_embd": 32, "num_hidden_layers": 3, "n_layer": 3, "num_attention_heads": 4, "n_head": 4,
+    "num_key_value_heads": 4, "intermediate_size": 48, "n_inner": 48, "head_dim": 8, "pad_token_id": 0,
+    "bos_token_id": None, "eos_token_id": 1,
+}  # fmt: skip
 
 
 def network(architecture: str, attention: str = "", seed: int = 0, **changes: Any) -> Any:

@@ -30,16 +30,9 @@ ROUNDING = 1e-5
 3e-6, of gradients of up to 8."""
 SIZES = ModelConfig(hidden_size=16, layers=2, heads=2, intermediate_size=32)
 BASE: dict[str, Any] = {
-    "train__steps": 24,
-    "train__batch_size": 8,
-    "train__num_mini_batches": 2,
-    "train__num_epochs": 2,
-    "train__response_length": 10,
-    "optimiser__lr": 1e-2,
-    "critic__vf_coef": 0.5,
-}
-
-
+    "train__steps": 24, "train__batch_size": 8, "train__num_mini_batches": 2, "train__num_epochs": 2,
+    "train__response_length": 10, "optimiser__lr": 1e-2, "critic__vf_coef": 0.5,
+}  # fmt: skip
 CLOSES = {"clause": torch.arange(VOCAB) % 3 == 2, "sentence": torch.arange(VOCAB) % 6 == 2}
 """Tokens that end a group of the KL penalty; any will do."""
 RUNTIME: dict[str, Any] = {"runtime__checkpoint_updates": 2, "runtime__checkpoint_share": None}
@@ -182,27 +175,18 @@ TRAINED = [name for name in PRESETS if preset(name).get("algorithm__advantage") 
 """The algorithms that take gradient steps."""
 RLOO = preset("rloo")
 LORA_CRITIC: dict[str, Any] = {"critic__kind": "separate", "critic__adapter": "lora"}
-FEW_BITS: dict[str, Any] = {
-    **LORA_CRITIC,
-    "critic__quantize": "8bit",
-    "adapter__kind": "lora",
-    "adapter__quantize": "4bit",
-}
+FEW_BITS = LORA_CRITIC | {"critic__quantize": "8bit", "adapter__kind": "lora", "adapter__quantize": "4bit"}
+PARTS = {"low": {"kind": "learned"}, "odd": {"kind": "learned", "weight": 0.0}}
 FLOOR: dict[str, Any] = {
-    "reward__kind": "composite",
-    "reward__parts": {"low": {"kind": "learned"}, "odd": {"kind": "learned", "weight": 0.0}},
-    "floor__part": "odd",
-    "floor__lr": 2.0,
-}
+    "reward__kind": "composite", "reward__parts": PARTS, "floor__part": "odd", "floor__lr": 2.0,
+}  # fmt: skip
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "adaptive": {"kl__control": "adaptive", "kl__adaptive__horizon": 20.0},
     "linear": {"kl__control": "linear", "kl__end": 0.5},
     "cosine": {"kl__control": "cosine", "kl__end": 0.5},
     "adaptive bonus": {
-        "entropy__coef": 0.1,
-        "entropy__control": "adaptive",
-        "entropy__adaptive__target": 3.0,
+        "entropy__coef": 0.1, "entropy__control": "adaptive", "entropy__adaptive__target": 3.0,
         "entropy__adaptive__horizon": 20.0,
     },
     "falling bonus": {"entropy__coef": 0.5, "entropy__control": "linear"},
@@ -219,7 +203,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
     "trpo": {**preset("trpo"), "algorithm__trpo__cg_iterations": 2},  # which take most of its time
-}
+}  # fmt: skip
 
 
 class Killed(BaseException):
