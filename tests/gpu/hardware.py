@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from helpers import Recorder, random_base, smoke
 
 from pipeline.config.loading import load_config
@@ -124,19 +125,9 @@ def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
     Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are
     short.
     """
-    changes: dict[str, Any] = {
-        "data.source": "builtin", "data.sft_texts": 2000,
-        "data.train_prompts": 512, "data.heldout_prompts": 128, "data.prompt_length": [8, 20],
-        "model.base": str(base), "model.revision": None, "sft.steps": 3, "sft.max_tokens": 24,
-        "reward.calibration_samples": 64, "reward.learned.pairs": 96, "reward.learned.heldout_pairs": 32,
-        "train.steps": 4 * load_config("t4").train.steps_per_update, "evaluate.prompts": 128,
-        "evaluate.sample_rows": 4, "evaluate.reference_draws": 2, "runtime.device": device,
-        "runtime.checkpoint_updates": 10_000, "runtime.checkpoint_share": None,
+    settings = yaml.safe_load(Path(__file__).with_name("measured.yaml").read_text("utf-8"))
+    changes = {
+        **settings["all"], **(settings["rehearsal"] if shape != "qwen0.5b" else {}), "model.base": str(base),
+        "train.steps": 4 * load_config("t4").train.steps_per_update, "runtime.device": device,
     }  # fmt: skip
-    if shape != "qwen0.5b":
-        changes |= {
-            "sft.batch_size": 4, "reward.calibration_samples": 8, "reward.learned.pairs": 8,
-            "reward.learned.heldout_pairs": 8, "reward.learned.batch_size": 4, "train.batch_size": 8,
-            "evaluate.prompts": 8, "runtime.micro_batch_size": 4, "runtime.rollout_batch_size": 8,
-        }  # fmt: skip
     return load_config("t4", changes)
