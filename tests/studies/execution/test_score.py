@@ -8,13 +8,24 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from recorded_trials import BIAS, MEAN, STD, TEXTS, classifier, recorded_reward, reward_model
+from helpers import put_record, smoke, write_sealed
+from tinynets import network
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoModelForSequenceClassification
 
 from pipeline.data.semantics import judge
 from pipeline.errors import UserError
+from pipeline.models.loading import prepared
+from pipeline.models.tokenizers import train_tokenizer
+from pipeline.rewards.learned import RewardModel
 from pipeline.run.layout import Layout
+from pipeline.run.store import write_manifest
 from studies.execution.score import ROWS, score_file
 
+TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
+VOCAB = 300
+BIAS, MEAN, STD = 0.7, 0.4, 1.7
+"""Of the random reward model's head, and of its calibration."""
 ROWS_OF_TEXTS: list[dict[str, Any]] = [
     {"prompt": text.split(" ")[0], "completion": text.removeprefix(text.split(" ")[0]), "id": index, "note": 'x, "y"'}
     for index, text in enumerate(TEXTS)
@@ -118,10 +129,52 @@ def test_a_score_that_is_not_finite_is_reported_by_line(tmp_path: Path, monkeypa
     assert not (tmp_path / "a.scored.jsonl").exists()
 
 
+def reward_model() -> RewardModel:
+    """A random trunk under a random head with a bias."""
+    lm = prepared(network("qwen2", vocab_size=VOCAB, tie_word_embeddings=True))
+    for parameter in lm.parameters():
+        parameter.data.mul_(3.0)
+    head = torch.nn.Linear(32, 1)
+    torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(0))
+    torch.nn.init.constant_(head.bias, BIAS)
+    return RewardModel(lm, head)
+
+
+def classifier(made: RewardModel, folder: Path) -> str:
+    """Write the same network as a classifier with one output, which has no bias; its tokenizer adds EOS."""
+    config = made.lm.config
+    config.num_labels, config.id2label, config.label2id = 1, {0: "reward"}, {"reward": 0}
+    scorer = AutoModelForSequenceClassification.from_config(config)
+    scorer.model.load_state_dict(made.lm.model.state_dict())
+    scorer.score.weight.data.copy_(made.head.weight)
+    scorer.save_pretrained(folder)
+    words = train_tokenizer(TEXTS * 3, VOCAB)
+    end = [(words.eos_token, words.eos_token_id)]
+    words.backend_tokenizer.post_processor = TemplateProcessing(single=f"$A {words.eos_token}", special_tokens=end)
+    words.padding_side = "right"
+    words.save_pretrained(folder)
+    return str(folder)
+
+
+def recorded_reward(layout: Layout) -> None:
+    """Trial made/base/0 with a reward stage and a tokenizer, and no other stage."""
+    config = smoke()
+    prompts, reward = (layout.root / "store" / stage / "made" for stage in ("prompts", "reward"))
+    train_tokenizer(TEXTS * 3, VOCAB).save_pretrained(prompts / "tokenizer")
+    spec = config.reward.scorers()["reward"].model_dump(mode="json")
+    made: dict[str, Any] = {"spec": spec, "mean": MEAN, "std": STD}
+    reward_model().save(reward)
+    meta = {"kind": "learned", "judge": "grammar", "parts": {"reward": made}, "mean": 0.0, "std": 1.0}
+    write_manifest(prompts, "prompts", prompts.name, {}, {})
+    write_manifest(reward, "reward", reward.name, {}, meta)
+    put_record(layout, config, (prompts, reward), "made")
+    write_sealed(layout.study("made", "smoke").study_file, {})
+
+
 def test_a_folder_with_a_classifier_scores_too_and_a_label_is_for_it_alone(layout: Layout, tmp_path: Path) -> None:
     """The classifier computes what the trained reward computes before its calibration."""
     recorded_reward(layout)
-    folder = classifier(reward_model("qwen2"), tmp_path / "model")
+    folder = classifier(reward_model(), tmp_path / "model")
     path = write(tmp_path / "a.jsonl", ROWS_OF_TEXTS)
     theirs = [row["reward"] for row in read(score(path, folder, to=tmp_path / "b.jsonl"))]
     ours = [row["reward"] for row in read(score(path, "made/base/0", to=tmp_path / "c.jsonl", layout=layout))]
