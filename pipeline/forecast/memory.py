@@ -214,7 +214,6 @@ def memory_by_stage(trial: ForecastSubject) -> dict[str, Parts]:
 
 
 def _texts(trial: ForecastSubject) -> Parts:
-    """Training all weights of the policy on texts."""
     shape, cfg = trial.shape, trial.config.sft
     positions = cfg.max_tokens * text_rows(cfg.batch_size, cfg.max_tokens, shape.vocab, trial.on_card)
     if not cfg.steps:  # held-out texts are only measured
@@ -247,7 +246,6 @@ def _fitting(trial: ForecastSubject, shape: Shape, parameters: int, positions: i
 
 
 def _train(trial: ForecastSubject) -> Iterator[Parts]:
-    """The phases of training: a gradient step, sampling, measuring log-probs."""
     shape, cfg, own = trial.shape, trial.config, 4.0 * trial.shape.parameters
     policy, critic, natural = trial.policy.parameters, trial.critic.parameters, cfg.algorithm.trust_region == "trpo"
     lora = cfg.adapter.kind == "lora"
@@ -270,7 +268,6 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
 
 
 def _gradient_step(trial: ForecastSubject) -> Parts:
-    """Memory that a gradient step allocates and frees again."""
     shape, cfg, runtime = trial.shape, trial.config, trial.config.runtime
     rows = min(runtime.micro_batch_size, cfg.train.mini_batch_size)
     entries = chunk_tokens(shape.vocab, trial.on_card) * shape.vocab

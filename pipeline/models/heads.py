@@ -5,11 +5,12 @@ A logit of -70 rounded to bf16 is off by up to 0.25, and log-softmax turns that 
 Nothing of size (tokens, vocabulary) outlives its chunk of tokens. The loss of a token depends on its own
 log-probability and entropy alone, so a chunk's gradient is known as soon as the chunk is: it goes back through the head
 at once, and the trunk gets one gradient for all tokens. A loss of whole responses is made into such losses by a first
-pass, `head_logprobs` (`pipeline.training.surrogate`).
+pass, `head_logprobs` (`pipeline.training.surrogate`). The perplexity of a network on texts is measured the same way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, expectation
-from pipeline.models.out_of_memory import chunk_tokens
-from pipeline.models.trunk import CausalLM
+from pipeline.models.out_of_memory import Room, bucket, chunk_tokens
+from pipeline.models.precision import Precision
+from pipeline.models.tokenizers import collate
+from pipeline.models.trunk import CausalLM, states
 
 
 class Fp32Head(nn.Linear):
@@ -224,3 +227,36 @@ def token_stats(
         kl = exact_kl(log_pi, log_ref, pi).clamp(min=0)
         parts.append((gather(log_pi, labels[rows]), gather(log_ref, labels[rows]), kl, entropy(log_pi, pi)))
     return TokenStats(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+LARGEST = 50.0
+"""Nats per token from which on perplexities are equal: a collapsed network gives a number that files and plots can
+hold."""
+
+
+def perplexity(model: CausalLM, rows: list[list[int]], room: Room) -> float:
+    """exp(sum of -log π / tokens) at temperature 1, over all tokens but the first of each text, as SFT measures it.
+
+    A ratio of sums: long texts weigh more. Raises `MemoryFull`.
+    """
+    nats = float(text_nats(model, rows, room).sum())
+    return math.exp(min(nats / sum(len(row) - 1 for row in rows), LARGEST))
+
+
+@torch.inference_mode()
+def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
+    """-log π of each text's tokens after the first, summed; (n,) float64 on the CPU, nats. Raises `MemoryFull`."""
+    device = next(model.parameters()).device
+    order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # so that little of a batch is padding
+    found = torch.zeros(len(rows), dtype=torch.float64)
+
+    def fill(part: slice) -> None:
+        ids, mask, _ = collate([rows[index] for index in order[part]], device)
+        row, column = mask[:, 1:].nonzero(as_tuple=True)
+        hidden = states(model, ids[:, :-1], mask.sum(1) - 1, row, column)
+        nats = -head_logprobs(model, hidden, ids[row, column + 1], 1.0).double()
+        found[order[part]] = torch.zeros(len(ids), dtype=torch.float64).index_add(0, row.cpu(), nats.cpu())
+
+    with Precision.of(device).autocast():
+        room.over(len(rows), fill, bucket(device, len(rows)))
+    return found

@@ -1,4 +1,4 @@
-"""Tokenizers: those that come with networks, one that is trained on the texts, and which tokens end a sentence."""
+"""Tokenizers: of networks, or trained on the texts; texts as token rows; and the tokens that end a sentence."""
 
 from __future__ import annotations
 
@@ -114,3 +114,29 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Any:
     )
     tokenizer.backend_tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+IGNORED = -100
+"""Label of a token that counts in no loss."""
+ENCODED = 256
+"""Texts tokenised at a time: a tokenizer's output on a whole review takes many times the memory of the tokens that are
+kept."""
+
+
+def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    """Token rows with EOS at the end, unless the text was cut before it."""
+    rows = list[list[int]]()
+    for start in range(0, len(texts), ENCODED):
+        encoded = tokenizer(texts[start : start + ENCODED], add_special_tokens=False)["input_ids"]
+        rows += [[*row, tokenizer.eos_token_id][:max_tokens] for row in encoded]
+    return rows
+
+
+def collate(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Right-padded ids (B, L), attention mask (B, L) and labels (B, L), by lengths alone."""
+    width = max(map(len, rows))
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.tensor(row)
+    mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    return ids.to(device), mask.long().to(device), ids.masked_fill(~mask, IGNORED).to(device)

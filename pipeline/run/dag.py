@@ -95,7 +95,6 @@ class Stage:
         return function
 
     def read(self) -> None:
-        """Read its code now, with every entry of the registries."""
         if isinstance(self.run, str):
             PROJECT.modules(self.run.partition(":")[0], None)
 
@@ -240,7 +239,6 @@ def likeness(stages: Sequence[Stage], config: Any) -> dict[str, str]:
 
 
 def _configured(stage: Stage, config: Any) -> dict[str, Any]:
-    """The settings that the stage declares, flat, as far as they act."""
     values = {name: value_at(config, name) for name in stage.sections}
     acting = {name: content_of(one, config) if isinstance(one, BaseModel) else one for name, one in values.items()}
     return dict(flatten(acting))

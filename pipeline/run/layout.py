@@ -125,7 +125,6 @@ class StudyFolder:
         return self.path / "trials" / f"{self.cell_name(arm, seed)}.json"
 
     def cell_name(self, arm: str, seed: int) -> str:
-        """Return the name under which a trial's files stand."""
         return f"{safe(arm)}__seed{seed}"
 
     def lock_file(self, name: str) -> Path:

@@ -171,7 +171,6 @@ class Store:
         return self.root / stage / ".partial" / key
 
     def is_building(self, stage: str, key: str) -> bool:
-        """Return whether a process, on any machine that shares the locks, is building an artifact at this moment."""
         return is_held(self.root / stage / ".locks" / key)
 
     def identities(self, stage: str) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 Both are drawn with independent noise (`pipeline.evaluation.heldout`). With `evaluate.best_of` above 1 the policy
 answers with the best of so many samples by the training reward (`pipeline.evaluation.best_of`). Beside the answers,
-both networks are measured on held-out texts (`pipeline.models.texts`). Writes ``prompts.parquet`` (a row per prompt),
+both networks are measured on held-out texts (`pipeline.models.heads`). Writes ``prompts.parquet`` (a row per prompt),
 ``samples.parquet`` (its first rows) and ``summary.json``.
 """
 
@@ -24,14 +24,14 @@ from pipeline.data.semantics import circle
 from pipeline.evaluation.best_of import BestAnswers, choose, kl_of_chosen
 from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.intervals import grouped
-from pipeline.models.heads import token_stats
+from pipeline.models.heads import perplexity, token_stats
 from pipeline.models.loading import CausalLM, freeze, load_snapshot
 from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, response_hidden
 from pipeline.models.precision import Precision
 from pipeline.models.process import Bench, bench
-from pipeline.models.texts import encode, perplexity
+from pipeline.models.tokenizers import encode
 from pipeline.rewards.base import Completions, Proxy
 from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.kinds import GUARDED

@@ -13,8 +13,7 @@ import pandas as pd
 from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import pretrained_model, scratch_model
 from pipeline.models.process import bench
-from pipeline.models.texts import encode
-from pipeline.models.tokenizers import load_tokenizer
+from pipeline.models.tokenizers import encode, load_tokenizer
 from pipeline.models.trunk import check_room
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter

@@ -15,7 +15,7 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room, text_rows
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation
-from pipeline.models.texts import IGNORED, collate
+from pipeline.models.tokenizers import IGNORED, collate
 from pipeline.run.progress import Reporter
 from pipeline.training.supervised import Supervised
 

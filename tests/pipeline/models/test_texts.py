@@ -21,12 +21,12 @@ from pipeline.data.corpus import load_corpus
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import shape_of
+from pipeline.models.heads import LARGEST, perplexity, text_nats
 from pipeline.models.loading import freeze, pretrained_model
 from pipeline.models.out_of_memory import BUCKET, Room
 from pipeline.models.policy import Episodes
 from pipeline.models.sampling import decode, tokenize_prompts
-from pipeline.models.texts import LARGEST, encode, perplexity, text_nats
-from pipeline.models.tokenizers import closing_tokens, pretrained_tokenizer, train_tokenizer
+from pipeline.models.tokenizers import closing_tokens, encode, pretrained_tokenizer, train_tokenizer
 
 TEXTS = load_corpus(DataConfig(sft_texts=200)).train
 
