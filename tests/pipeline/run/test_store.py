@@ -200,6 +200,15 @@ Store(Path(sys.argv[1])).build("s", "k", {}, lambda out: {"n": 1}, resumable=Tru
     assert built.digest == undisturbed.digest
 
 
+def test_a_kill_between_two_artifacts_brings_the_older_one_back(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = store.build("s", "k", {}, fill(), resumable=False)
+    (tmp_path / "s" / ".replaced").mkdir()
+    first.path.rename(tmp_path / "s" / ".replaced" / "k")
+    assert store.build("s", "k", {}, pytest.fail, resumable=False) == first
+    assert first.path.is_dir()
+
+
 def test_only_the_output_root_itself_may_link_to_another_disk(tmp_path: Path) -> None:
     root, disk = tmp_path / "out", tmp_path / "disk"
     (disk / "train").mkdir(parents=True)

@@ -16,9 +16,8 @@ import torch
 from light_study import Write, go, results
 from safetensors import SafetensorError
 
-from pipeline.run.layout import Layout
+from pipeline.run.layout import Layout, StudyFolder
 from pipeline.training import checkpoint
-from studies.execution import records
 from studies.faults import DiskFull, is_disk_full
 
 STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
@@ -66,7 +65,7 @@ def nth(function: Callable[..., Any], n: int) -> Callable[..., Any]:
 @pytest.mark.usefixtures("no_mlflow")
 @pytest.mark.parametrize(
     ("module", "name", "n"),
-    [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (records, "write_atomic", 2)],
+    [(fake_trial, "to_parquet", 2), (fake_trial, "write_json", 2), (StudyFolder, "write", 2)],
 )
 def test_a_study_stops_at_once_and_the_same_command_ends_it(
     write_study: Write, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, n: int
