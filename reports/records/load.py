@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from pipeline.config.trial import flatten
 from pipeline.errors import Gone, UserError
@@ -30,7 +31,7 @@ from studies.claims.badges import Standing, standing
 from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
 from studies.definition.schema import Study, load_study
-from studies.definition.search import SEARCH, Tried, confirmation, trial_of
+from studies.definition.search import SEARCH, Tried, confirmation
 from studies.execution.recorded import refuse_lost
 from studies.hints import command
 
@@ -429,7 +430,7 @@ def load_search(folder: StudyFolder, study: Study) -> SearchResult | None:
     if content["search"] != study.search.model_dump(mode="json"):
         return None
     return SearchResult(
-        trials=tuple(trial_of(entry) for entry in content["trials"]),
+        trials=TypeAdapter(tuple[Tried, ...]).validate_python(content["trials"]),
         pareto=tuple(int(number) for number in content["pareto"]),
         confirmed={str(entry["arm"]): int(entry["number"]) for entry in content["confirmed"]},
     )

@@ -116,19 +116,7 @@ def cautions(plan: Sequence[Cell]) -> list[str]:
     lines = dict.fromkeys(line for warnings in arms.values() for line in warnings)
     concerned = {line: [arm for arm, warnings in arms.items() if line in warnings] for line in lines}
     named = [line if len(mine) == len(arms) else f"{', '.join(mine)}: {line}" for line, mine in concerned.items()]
-    return named + _unequal_episodes(plan) + _equal_seeds(plan)
-
-
-def _equal_seeds(plan: Sequence[Cell]) -> list[str]:
-    """Arms that train nothing, where a seed changes nothing before training either."""
-    chains: dict[str, list[tuple[int, ...]]] = {}
-    for cell in plan:
-        if not cell.config.algorithm.learns:
-            chains.setdefault(cell.arm, []).append(chain_of(cell.config))
-    alike = [arm for arm, own in chains.items() if len(own) > 1 and len(set(own)) == 1]
-    if not alike:
-        return []
-    return [f"{', '.join(alike)}: all seeds give the same result, since nothing is trained and the study has no `vary`"]
+    return named + _unequal_episodes(plan)
 
 
 def _unequal_episodes(plan: Sequence[Cell]) -> list[str]:

@@ -45,7 +45,10 @@ class Hypothesis(Section):
         if (self.contrast is None) == (self.order is None):
             raise ValueError("give contrast or order, one of them")
         if self.contrast is not None:
-            _balanced(self.contrast)
+            total, hint = math.fsum(self.contrast.values()), "; write ARM - OTHER, with spaces around the sign"
+            if not any(self.contrast.values()) or abs(total) > ROUNDING:
+                wrong = f"contrast: the weights of {', '.join(self.contrast)} sum to {total:g}, and must sum to 0"
+                raise ValueError(wrong + hint * (len(self.contrast) == 1))
         if self.order is not None and (len(self.order) < 2 or len(set(self.order)) < len(self.order)):
             raise ValueError("order: name at least two arms, each once")
         if self.expect == "equal" and (self.order is not None or self.margin == 0):
@@ -110,10 +113,3 @@ def expression(weights: Mapping[str, float]) -> str:
         for arm, weight in weights.items()
     ]
     return " ".join(terms).removeprefix("+ ")
-
-
-def _balanced(weights: Mapping[str, float]) -> None:
-    total = math.fsum(weights.values())
-    if not any(weights.values()) or not all(map(math.isfinite, weights.values())) or abs(total) > ROUNDING:
-        hint = "; write ARM - OTHER, with spaces around the sign" if len(weights) == 1 else ""
-        raise ValueError(f"contrast: the weights of {', '.join(weights)} sum to {total:g}, and must sum to 0{hint}")

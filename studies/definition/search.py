@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from pipeline.run.layout import StudyFolder, TrialRecord, read_sealed, sealed, write_changed
 from studies.definition.arms import BASELINE
 from studies.definition.checks import CONFIRM
@@ -73,19 +71,9 @@ def tried(study: Study, number: int, overrides: Mapping[str, Any], record: Trial
     return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps)
 
 
-def trial_of(entry: Mapping[str, Any]) -> Tried:
-    """A trial as ``search.json`` holds it. Raises `ValueError` where it is not of that form."""
-    return TypeAdapter(Tried).validate_python(entry)
-
-
 def arm(number: int) -> str:
     """Name of a search's trial."""
     return f"{SEARCH}{number:03d}"
-
-
-def number_of(name: str) -> int:
-    """The number in such a name."""
-    return int(name.removeprefix(SEARCH))
 
 
 def pareto(trials: Sequence[Tried], aims: Sequence[Objective]) -> list[int]:

@@ -82,19 +82,15 @@ def needs(metric: str, config: TrialConfig) -> str | None:
     if not (config.algorithm.learns or metric.startswith(EVALUATION)):
         return "an algorithm that takes gradient steps"
     if metric.startswith(PARTS):
-        return _part_lacks(metric.rpartition("/")[2], config)
+        part, parts = metric.rpartition("/")[2], config.reward.parts
+        if part not in parts:
+            return f"reward.parts.{part}"
+        return None if len(parts) > 1 else "a second part in reward.parts"
     if metric.startswith(JUDGED):
         judge = metric.rpartition("/")[2]
         return None if judge in config.judge.also else f"judge.also.{judge}"
     missing = [condition.words for condition, series in ONLY_WITH if metric in series and not condition.holds(config)]
     return " and ".join(missing) or None
-
-
-def _part_lacks(part: str, config: TrialConfig) -> str | None:
-    """Return what a configuration lacks for a series of this part."""
-    if part not in config.reward.parts:
-        return f"reward.parts.{part}"
-    return None if len(config.reward.parts) > 1 else "a second part in reward.parts"
 
 
 def _of_hypothesis(part: Hypothesis, study: Study, plan: Sequence[Cell]) -> str | None:

@@ -35,7 +35,7 @@ from pipeline.stages.sources import precision
 from studies.claims.registration import content_of, is_registered, register
 from studies.definition.design import Cell, cells, check_own, own_digests
 from studies.definition.schema import Study
-from studies.definition.search import SEARCH, number_of
+from studies.definition.search import SEARCH
 from studies.execution.recorded import own_stages
 from studies.execution.status import read_status
 
@@ -199,12 +199,13 @@ def given_up(run: Started) -> list[Path]:
     came after it.
     """
     searched = {record.arm: record for record in run.folder.records() if record.arm.startswith(SEARCH)}
-    ended = [number_of(arm) for arm, record in searched.items() if record.status != "failed"]
+    numbers = {arm: int(arm.removeprefix(SEARCH)) for arm in searched}
+    ended = [numbers[arm] for arm, record in searched.items() if record.status != "failed"]
     built_on = max(ended, default=-1) - (run.study.search.parallel if run.study.search else 0)
     return [
         run.folder.trial_file(record.arm, record.seed)
         for record in run.folder.records()
-        if record.status == "failed" and not (record.arm in searched and number_of(record.arm) <= built_on)
+        if record.status == "failed" and numbers.get(record.arm, built_on + 1) > built_on
     ]
 
 

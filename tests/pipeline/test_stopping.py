@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +38,6 @@ def test_a_watcher_stops_at_the_record_that_completes_the_evidence(
             assert f"at step {evidence[-1][0]}" in str(one.broken())
             assert all(value > 0.5 for _, value in evidence)
             assert len(evidence) == consecutive
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.floats(-1, 1) | st.just(math.nan)), max_size=30))
-def test_what_counts(series: list[tuple[int, float]]) -> None:
-    records = counted(series, 40)
-    assert [step for step, _ in records] == sorted(
-        {step for step, value in series if step < 40 and not math.isnan(value)}
-    )
-    for step, value in records:
-        assert value == [one for at, one in series if at == step and not math.isnan(one)][-1]
 
 
 def test_a_stopped_trial_ends_at_once_and_says_why(tmp_path: Path) -> None:

@@ -182,16 +182,12 @@ def test_misleading_settings_give_a_warning_with_the_arms_concerned() -> None:
     study = single("tiny", {}, 0)
     base = study.baseline
 
-    def warned(arms: dict[str, dict[str, object]], **changes: object) -> list[str]:
-        return cautions(cells(study.model_copy(update={"arms": arms, **changes})))
+    def warned(arms: dict[str, dict[str, object]]) -> list[str]:
+        return cautions(cells(study.model_copy(update={"arms": arms})))
 
     assert warned({base: {}, "remax": {"algorithm.name": "remax"}}) == [], "as many, smaller steps"
     (line,) = warned({base: {}, "oracle": {"reward.kind": "grammar"}})
     assert line.startswith("oracle: the gold judge (grammar) is also what is trained on (reward)")
-    idle = {base: {}, "best": {"algorithm.name": "best_of_n"}}
-    (line,) = warned(idle, seeds=(0, 1))
-    assert line == "best: all seeds give the same result, since nothing is trained and the study has no `vary`"
-    assert warned(idle, seeds=(0, 1), vary=("sft",)) == []
 
 
 # --- how a file is found -----------------------------------------------------------------------------------
