@@ -9,8 +9,7 @@ from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.config.base import refuse
 from pipeline.config.effects import Config
 from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned_settings import check_rankings, check_sources
-from pipeline.rewards.settings import check_scorers
+from pipeline.rewards.settings import check_rankings, check_scorers, check_sources
 
 
 def check_combinations(config: Config) -> None:

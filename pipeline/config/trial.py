@@ -19,25 +19,17 @@ from pipeline.algorithms.settings import LEARNS
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.base import Positive, Section, Seed, StrictlyPositive, with_settings
 from pipeline.config.checks import check_combinations
-from pipeline.config.effects import When, content_of
+from pipeline.config.effects import content_of
 from pipeline.config.networks import AdapterConfig, CriticConfig, ModelConfig, SftConfig
 from pipeline.config.train import REPLAY, SAMPLES_USED, ReplayConfig, TrainConfig, ValuesConfig
 from pipeline.data.settings import DataConfig
 from pipeline.rewards.kinds import GUARDED
-from pipeline.rewards.learned_settings import is_judged
-from pipeline.rewards.settings import JudgeConfig, RewardConfig, ScorerConfig
+from pipeline.rewards.settings import JudgeConfig, RewardConfig, ScorerConfig, is_judged
 
 CONFIG_FOR_HASH = "pipeline.config/1"
 PILES_UP = (
     "the gold judge (lexicon) counts happy words, so strings of praise win against it; with judge.kind"
     f" {GUARDED} text that no writer would write loses"
-)
-
-
-TEXTS_THERE = When(
-    "data.heldout_prompts to be at least evaluate.texts",
-    lambda config: config.evaluate.texts <= config.data.heldout_prompts,
-    "data.heldout_prompts",
 )
 
 
@@ -64,13 +56,6 @@ class EvaluateConfig(Section):
         description=(
             "samples of the policy for each prompt, of which it answers with the best by the training reward; the gold"
             " judge never chooses"
-        ),
-    )
-    texts: Annotated[Positive, TEXTS_THERE] = Field(
-        256,
-        description=(
-            "held-out texts on which the perplexity of policy and reference is measured; there are at most"
-            " data.heldout_prompts"
         ),
     )
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")

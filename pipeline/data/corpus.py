@@ -1,5 +1,5 @@
-"""Texts from wherever they come, cleaned and split into training and held-out ones; the only file that depends
-on the source."""
+"""Texts from wherever they come, and preferences of the user's, cleaned and split into training and held-out ones; the
+only file that depends on the source."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from pipeline.data.files import TEXT_COLUMNS, clean, held_out, hub_splits, read_splits
+from pipeline.data.files import PAIR_COLUMNS, TEXT_COLUMNS, clean, held_out, hub_splits, read_splits
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 
@@ -79,7 +80,6 @@ def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:
 
 
 def _distinct(rows: Sequence[Any], counts: dict[str, int]) -> list[str]:
-    """Cleaned texts, each once."""
     cleaned = [clean(raw) if isinstance(raw, str) else "" for raw in rows]
     texts = list(dict.fromkeys(filter(None, cleaned)))
     empty = cleaned.count("")
@@ -89,5 +89,46 @@ def _distinct(rows: Sequence[Any], counts: dict[str, int]) -> list[str]:
 
 
 def _shuffled(texts: list[str], seed: int, stream: int) -> list[str]:
-    """Shuffle texts: data sets often come sorted by label, and the first texts must stand for all."""
+    # Data sets often come sorted by label, and the first texts must stand for all.
     return [texts[index] for index in np.random.default_rng([seed, 2, stream]).permutation(len(texts))]
+
+
+def read_preferences(path: Path, key: str) -> tuple[pd.DataFrame, str]:
+    """The pairs of a file or folder as prompt, chosen, rejected, group (the prompt, or where it is empty one of the
+    texts), heldout; and what was left out, in words. `key` names in messages where the path stood.
+
+    Completions continue the prompt as they stand; all are cleaned as texts are. A folder's test split is held out; else
+    one of ten groups is, by its hash. No held-out text is one to train on. Raises `UserError` for what is absent,
+    unreadable or too little.
+    """
+    read = read_splits(path, key, PAIR_COLUMNS)
+    splits = {split: _distinct_pairs(frame) for split, frame in read.items()}
+    train = splits["train"]
+    kept = train["group"].isin(set(splits["test"]["group"]) if "test" in splits else held_out(train["group"]))
+    heldout, train = splits.get("test", train[kept]), train[~kept]
+    sides = ("chosen", "rejected")
+    seen = {text for side in sides for text in train["prompt"] + train[side]}
+    heldout = heldout[
+        ~pd.concat([(heldout["prompt"] + heldout[side]).isin(seen) for side in sides], axis=1).any(axis=1)
+    ]
+    rows = sum(map(len, read.values()))
+    if train.empty or heldout.empty:
+        raise UserError(
+            f"{key} = '{path}': {rows} rows leave {len(train)} pairs to train on and {len(heldout)} held out; more are"
+            " needed, with other prompts or, without prompts, other texts"
+        )
+    found = pd.concat([train.assign(heldout=False), heldout.assign(heldout=True)], ignore_index=True)
+    return found, f"{rows} rows read, {rows - len(found)} left out (empty, equal texts, repeated, or in both splits)"
+
+
+def _distinct_pairs(frame: pd.DataFrame) -> pd.DataFrame:
+    rows: dict[tuple[str, str, str], str] = {}
+    for prompt, *texts in frame.itertuples(index=False):
+        if not all(isinstance(text, str) for text in (prompt, *texts)):
+            continue
+        opening = clean(prompt)
+        # Cleaned as one text, so that the space between prompt and completion stays what it was.
+        chosen, rejected = (clean(prompt + text).removeprefix(opening) for text in texts)
+        if chosen.strip() and rejected.strip() and chosen != rejected:
+            rows[opening, chosen, rejected] = opening or min(chosen, rejected)
+    return pd.DataFrame([(*row, group) for row, group in rows.items()], columns=[*PAIR_COLUMNS, "group"])

@@ -50,19 +50,15 @@ def clean(text: str) -> str:
 
 
 def held_out(names: Iterable[str]) -> set[str]:
-    """Return the texts or prompts that are held out: one of `HELDOUT_SHARE`, rounded up, by the order of their hashes.
-
-    The order of a file does not influence them, and an added name moves at most one other.
-    """
+    """Return the texts or prompts that are held out: one of `HELDOUT_SHARE`, rounded up, by the order of their hashes,
+    so that the order of a file does not matter and an added name moves at most one other."""
     distinct = sorted(set(names), key=lambda name: hashlib.sha256(name.encode()).digest())
     return set(distinct[: math.ceil(len(distinct) / HELDOUT_SHARE)])
 
 
 def split_files(path: Path, key: str) -> dict[str, list[Path]]:
     """Files by split: one file is all training; a folder may hold train* and test*, as hub data sets do.
-
-    `key` names in messages where the path stood. Raises `UserError` for what is absent or has another layout.
-    """
+    Raises `UserError` for what is absent or has another layout."""
     origin = f"{key} = '{shown(path, 400)}'"
     if kind_of(path) is None:
         raise UserError(f"{origin}: there is no such file or folder")
@@ -95,19 +91,14 @@ def check_source(cfg: DataConfig) -> None:
         read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS, head=True)
 
 
-def fingerprint(cfg: DataConfig) -> dict[str, str]:
-    """Digests of the files that a local source consists of; a hub data set is pinned by its revision instead."""
-    return digests(Path(cfg.local.path or ""), "data.local.path") if cfg.source == "local" else {}
-
-
 def read_splits(path: Path, key: str, columns: Sequence[str], head: bool = False) -> dict[str, Any]:
     """The named columns by split, as data frames; the `head` of each file alone. Raises `UserError` with the file for
     what cannot be read or lacks a column."""
     import pandas as pd
 
-    splits = split_files(path, key).items()
     return {
-        split: pd.concat([_read(file, columns, head) for file in files], ignore_index=True) for split, files in splits
+        split: pd.concat([_read(file, columns, head) for file in files], ignore_index=True)
+        for split, files in split_files(path, key).items()
     }
 
 
@@ -184,8 +175,7 @@ def check_reachable(cfg: DataConfig) -> None:
 
 
 def hub_splits(cfg: DataConfig) -> dict[str, Any]:
-    """The texts by split, as data frames, from the cache or the network. Raises `UserError` for what cannot be
-    had."""
+    """The texts by split, as data frames, from the cache or the network. Raises `UserError` where there are none."""
     import datasets
 
     check_reachable(cfg)
@@ -201,7 +191,7 @@ def hub_splits(cfg: DataConfig) -> dict[str, Any]:
         raise _absent(cfg, in_words(error)) from None
     if "train" not in data:
         raise UserError(f"data.hub.name = '{cfg.hub.name}': there is no split 'train'; it has {', '.join(data)}")
-    wanted = [split for split in ("train", "test") if split in data]
+    wanted = [split for split in SPLITS if split in data]
     for split in wanted:
         require(TEXT_COLUMNS, data[split].column_names, f"data.hub.name = '{cfg.hub.name}', split '{split}'")
     return {split: data[split].select_columns(list(TEXT_COLUMNS)).to_pandas() for split in wanted}
@@ -228,8 +218,7 @@ def _builder(cfg: DataConfig) -> Any:
     return builder
 
 
-def _cached(cfg: DataConfig) -> list[Path]:
-    """Folders ``<cache>/<data set>/<configuration>/<version>/<commit>``."""
+def _cached(cfg: DataConfig) -> list[Path]:  # <cache>/<data set>/<configuration>/<version>/<commit>
     from datasets.config import HF_DATASETS_CACHE
     from datasets.naming import camelcase_to_snakecase
 

@@ -28,11 +28,8 @@ class PromptSet:
     @classmethod
     def load(cls, prompts: Artifact, name: str, first: int = 0, n: int | None = None) -> PromptSet:
         """`n` prompts of ``<name>.parquet`` from row `first` on; all of them by default."""
-        tokenizer = load_tokenizer(prompts.path / "tokenizer")
-        texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[
-            first : None if n is None else first + n
-        ]
-        return cls.of(tokenizer, texts)
+        texts = pd.read_parquet(prompts.path / f"{name}.parquet")["prompt"].tolist()[first:]
+        return cls.of(load_tokenizer(prompts.path / "tokenizer"), texts[:n])
 
     @classmethod
     def of(cls, tokenizer: Any, texts: list[str]) -> PromptSet:

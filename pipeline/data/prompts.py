@@ -29,7 +29,7 @@ def make_prompts(
     for text in texts:
         prompt = opening(text, int(rng.integers(low, high + 1)), cfg.prompt_unit, tokenizer)
         new = prompt and prompt not in taken and prompt not in prompts
-        if prompt and new and len(_tokens(tokenizer, prompt)) <= MOST_PROMPT_TOKENS:
+        if prompt and new and len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) <= MOST_PROMPT_TOKENS:
             prompts[prompt] = None
             if len(prompts) == n:
                 return list(prompts)
@@ -56,9 +56,4 @@ def opening(text: str, k: int, unit: Unit, tokenizer: Any) -> str | None:
     if len(encoded["input_ids"]) <= k:
         return None
     prompt = text[: encoded["offset_mapping"][k - 1][1]]
-    return prompt if len(_tokens(tokenizer, prompt)) == k else None
-
-
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    tokens: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return tokens
+    return prompt if len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) == k else None

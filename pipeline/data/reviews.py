@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, islice, product
+from collections.abc import Iterable
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -34,8 +34,7 @@ class Review(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A clause without its full stop; in clauses on an aspect, `{noun}` and `{be}` stand for the aspect and
-    was/were."""
+    """A clause without its full stop; `{noun}` and `{be}` stand for an aspect and was/were."""
 
     text: str
     value: float
@@ -215,20 +214,9 @@ def _review(rng: random.Random, insults: float) -> Review:
 
 
 def _log_sentiment(sentiment: str, plan: tuple[str, ...], signs: list[int]) -> float:
-    """log p(sentiment, plan, signs of the judging clauses)."""
     p, plans = SENTIMENTS[sentiment]["favourable"], PLANS[sentiment]
     drawn = signs.count(1) * math.log(p) + signs.count(-1) * math.log1p(-p)
     return math.log(SENTIMENTS[sentiment]["probability"]) + plans.log(plan) + drawn
-
-
-def _distinct(seed: int, insults: float) -> Iterator[Review]:
-    rng = random.Random(seed)
-    seen: set[str] = set()
-    while True:
-        review = _review(rng, insults)
-        if review.text not in seen:
-            seen.add(review.text)
-            yield review
 
 
 def generate(n: int, seed: int, insults: float = 0.0) -> list[Review]:
@@ -239,4 +227,8 @@ def generate(n: int, seed: int, insults: float = 0.0) -> list[Review]:
     >>> [review.text for review in generate(2, seed=1)] == [review.text for review in generate(3, seed=1)][:2]
     True
     """
-    return list(islice(_distinct(seed, insults), n))
+    rng, found = random.Random(seed), dict[str, Review]()
+    while len(found) < n:
+        review = _review(rng, insults)
+        found.setdefault(review.text, review)
+    return list(found.values())

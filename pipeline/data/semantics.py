@@ -55,7 +55,7 @@ def judge(prompt: str, completion: str, insults: bool = False) -> ReviewJudgemen
     counted: list[Clause] = []
     for index, clause in enumerate(_clauses(prompt + completion, insults)):
         if index >= finished:
-            counted.append(clause if spoken.isdisjoint(clause.topics) else _repetition(clause))
+            counted.append(clause if spoken.isdisjoint(clause.topics) else Clause(clause.topics, 0.0, 1))
         spoken.update(clause.topics)
     faults = sum(clause.faults for clause in counted)
     return ReviewJudgement(sum(clause.value for clause in counted) - FAULT_COST * faults, faults, tuple(counted))
@@ -120,22 +120,16 @@ def _contrast(text: str) -> Clause | None:
         return None
     before, after = COPULAS[conceded], CLAIMS[claimed]
     clause = Clause(before.topics + after.topics, WORDS["conceded"] * before.value + after.value)
-    return _repetition(clause) if before.topics == after.topics else clause
-
-
-def _repetition(clause: Clause) -> Clause:
-    return Clause(clause.topics, 0.0, 1)
+    return Clause(clause.topics, 0.0, 1) if before.topics == after.topics else clause
 
 
 def _unsound(text: str) -> Clause:
-    """A clause outside the grammar; a word longer than any real one counts as several, so that omitting spaces does not
-    pay."""
+    # A word longer than any real one counts as several, so that omitting spaces does not pay.
     words = sum(-(-len(word) // _LONGEST_WORD) for word in text.split())
     return Clause((), 0.0, max(1, -(-words // WORDS["words_per_fault"])))
 
 
 def _read(kind: str, tables: Iterable[Distribution[Pattern]]) -> dict[str, Clause]:
-    """Every clause that some tables generate, by its text."""
     aspects = grammar.ASPECTS if kind == "aspect" else [(kind, "")]
     patterns = [pattern for table in tables for pattern in table.items]
     return {

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from pipeline.config.base import COMMIT, Fraction, Positive, Section, Seed, Tokens, refuse
 from pipeline.config.effects import Chosen, absent
 
+MEASURED_TEXTS = 256
+"""Held-out texts, as far as there are any, on which the perplexity of policy and reference is measured."""
 MOST_PROMPT_TOKENS = 128
 """Longer prompts are passed over: one of them would widen its whole batch."""
 

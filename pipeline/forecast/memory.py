@@ -17,13 +17,13 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.settings import MOST_PROMPT_TOKENS
+from pipeline.data.settings import MEASURED_TEXTS, MOST_PROMPT_TOKENS
 from pipeline.models.loading import scratch_config
 from pipeline.models.meter import attention_width, cached_numbers, linear_maps
 from pipeline.models.out_of_memory import BUCKET, chunk_tokens, ranking_rows, text_rows
 from pipeline.models.trunk import trunk
 from pipeline.resources.machine import GIB, gpu_visible
-from pipeline.rewards.learned_settings import is_judged
+from pipeline.rewards.settings import is_judged
 from pipeline.run.hub import cause_of_absence
 
 TOKENS_PER_WORD = 1.5
@@ -198,7 +198,7 @@ def memory_by_stage(trial: ForecastSubject) -> dict[str, Parts]:
     cfg, own = trial.config, 4.0 * trial.shape.parameters
     asked = {"reference": own, "reward": 4.0 * trial.reward_parameters}
     untrained = [_sampling(trial), _measuring(trial, *_at_once(trial))]
-    texts = _measuring(trial, min(cfg.runtime.rollout_batch_size, cfg.evaluate.texts), cfg.sft.max_tokens)
+    texts = _measuring(trial, min(cfg.runtime.rollout_batch_size, MEASURED_TEXTS), cfg.sft.max_tokens)
     phases: dict[str, list[Parts]] = {
         "sft": [{"policy": own, **_texts(trial)}],
         "reward": [

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.config.effects import value_at
 from pipeline.config.train import has_replay, only_watched
+from pipeline.data.settings import MEASURED_TEXTS
 from pipeline.forecast.memory import ForecastSubject, Shape, Trained
 from pipeline.models.out_of_memory import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import ledger
-from pipeline.rewards.learned_settings import JUDGE, is_judged
+from pipeline.rewards.settings import JUDGE, OPPONENTS, is_judged
 
 Work = NDArray[np.float64]
 
@@ -155,7 +156,7 @@ def other_hours(trial: ForecastSubject) -> dict[str, float]:
     """Hours of the other stages."""
     shape, cfg, sft, best_of = trial.shape, trial.config, trial.config.sft, trial.config.evaluate.best_of
     prompts, draws = cfg.evaluate.prompts, cfg.evaluate.reference_draws * cfg.evaluate.prompts
-    length, texts = sft.max_tokens - 1, min(cfg.evaluate.texts, cfg.data.heldout_prompts)
+    length, texts = sft.max_tokens - 1, min(MEASURED_TEXTS, cfg.data.heldout_prompts)
     measuring = measured(trial, prompts, trial.episode, cfg.train.response_length) * 2  # drift from the reference
     measuring += measured(trial, texts, length, length) * 2  # perplexity
     positions = sft.batch_size * sft.max_tokens
@@ -191,7 +192,7 @@ def reward_hours(trial: ForecastSubject, kept: float = 1.0) -> float:
         steps, positions = learned.epochs * (int(kept * rankings) // in_step), in_step * learned.ranked * tokens
         training += fitted(trial, shape, shape.trunk, steps, positions, calls)
     heldout, samples = 2 * learned.heldout_pairs, reward.calibration_samples
-    opponents = reward.opponents * (data.train_prompts + data.heldout_prompts) * (reward.against != "none")
+    opponents = OPPONENTS * (data.train_prompts + data.heldout_prompts) * (reward.against != "none")
     drawn = samples + sum(map(is_judged, preferences)) * (learned.ranked * rankings + heldout)
     asked = samples + heldout * (bool(preferences) + (JUDGE in preferences))
     return hours("train", training) + asked_hours(trial, drawn + opponents, asked + opponents)

@@ -3,7 +3,7 @@
 Token t of row b is the inverse of the cumulative distribution at ``noise[b, t]``. So a response depends on
 its prompt, the network and its own row of noise alone, not on the batch around it. Policies that are given the
 same noise can be compared with each other under common random numbers: for differences of means only, never for
-the share of answers that are better (`pipeline.evaluation.heldout`).
+the share of answers that are better (`pipeline.stages.heldout`).
 
 The log-probabilities that a loss uses are never a sampler's: they come from the training forward.
 

@@ -40,12 +40,8 @@ class Completions:
 def sampled(
     network: Any, data: PromptSet, noise: Tensor, temperature: float, room: Room, rows: Tensor | None = None
 ) -> Completions:
-    """One answer of a network to every prompt of `data`, or to those with the numbers `rows`, (n,) int64; noise (n, T).
-
-    Raises `MemoryFull`.
-    """
-    device, texts = next(network.parameters()).device, data.texts
-    ids, mask = data.ids, data.mask
+    """One answer to every prompt of `data`, or its `rows` (n,) int64; noise (n, T). Raises `MemoryFull`."""
+    device, texts, ids, mask = next(network.parameters()).device, data.texts, data.ids, data.mask
     if rows is not None:
         ids, mask, texts = ids[rows], mask[rows], [texts[row] for row in rows.tolist()]
     with Precision.of(device).autocast():
@@ -74,17 +70,12 @@ class TextScore:
         return as_scores([self.score(*row) for row in zip(completions.prompts, completions.texts, strict=True)])
 
     def score(self, prompt: str, text: str) -> float:
-        """Score one completion."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """(raw - mean) / std, with both taken on samples of the reference.
-
-    Only then does a beta mean the same for two rewards: one unit is one standard deviation of what the
-    reference itself produces.
-    """
+    """(raw - mean) / std of samples of the reference, so that a beta means the same for two rewards."""
 
     raw: Reward
     mean: float
@@ -108,7 +99,6 @@ class Proxy:
     std: float = 1.0
 
     def __call__(self, completions: Completions) -> Tensor:
-        """(B,) float32 on the CPU."""
         return self.explained(completions)[0]
 
     def explained(self, completions: Completions) -> tuple[Tensor, dict[str, Tensor]]:
@@ -118,7 +108,6 @@ class Proxy:
 
     @property
     def networks(self) -> list[Any]:
-        """Networks of all parts."""
         return [network for part in self.parts.values() for network in part.raw.networks]
 
     def weigh(self, scores: Mapping[str, Tensor]) -> Tensor:
@@ -127,30 +116,19 @@ class Proxy:
 
 
 def calibration(scores: Tensor, key: str = "reward") -> tuple[float, float]:
-    """Mean and standard deviation of reference scores (n,), summed in fp64.
-
-    Raises `UserError` where they are not finite or do not vary.
-    """
-    if not bool(scores.isfinite().all()):
-        raise UserError(
-            f"{key}: {int((~scores.isfinite()).sum())} of {len(scores)} reference samples have no finite reward; use"
-            " another"
-        )
+    """Mean and standard deviation of reference scores (n,). Raises `UserError` unless they are finite and vary."""
+    if lost := int((~scores.isfinite()).sum()):
+        raise UserError(f"{key}: {lost} of {len(scores)} reference samples have no finite reward; use another")
     exact = scores.double()
     std = float(exact.std(correction=0))
     if not std > 0:
-        raise UserError(
-            f"{key}: all {len(scores)} reference samples have the same reward, so nothing can be learned from it; use"
-            " another"
-        )
+        raise UserError(f"{key}: all {len(scores)} reference samples have the same reward; use another")
     return float(exact.mean()), std
 
 
 def standardised(scores: Tensor, mean: float, std: float) -> Tensor:
-    """(scores - mean) / std, in fp32 like `scores` (B,), but computed in fp64.
-
-    Scores that lie close together compared with their mean would lose most of their digits in an fp32 difference.
-    """
+    """(scores - mean) / std, in fp32 like `scores` (B,)."""
+    # In fp64: scores that lie close together compared with their mean would lose most of their digits in fp32.
     return ((scores.double() - mean) / std).float()
 
 

@@ -15,7 +15,7 @@ from pipeline.models.loading import freeze
 from pipeline.models.out_of_memory import Room
 from pipeline.models.precision import Precision
 from pipeline.rewards.base import Completions
-from pipeline.rewards.ready_settings import ClassifierSettings
+from pipeline.rewards.kinds import ClassifierSettings
 from pipeline.wording import in_words
 
 UNBOUNDED = 10**6
@@ -23,10 +23,9 @@ UNBOUNDED = 10**6
 
 
 class ClassifierReward:
-    """The score of prompt and completion as one text, tokenised again by the model's own tokenizer.
+    """The score of prompt and completion as one text by the model's own tokenizer, of a text that is too long the end.
 
-    Of a text that is too long for the model the end is kept, since the completion stands there. Scoring raises
-    `MemoryFull`, and `UserError` for a tokenizer that is another model's.
+    Scoring raises `MemoryFull`, and `UserError` for a tokenizer that is another model's.
     """
 
     def __init__(self, model: Any, tokenizer: Any, index: int, room: Room) -> None:
@@ -71,11 +70,8 @@ def log_odds(logits: Tensor, index: int) -> Tensor:
 
 
 def load(section: str, cfg: ClassifierSettings, device: torch.device, room: Room) -> ClassifierReward:
-    """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32.
-
-    `section` names in messages where the model was configured. Raises `UserError` for a model that cannot be had, that
-    is no sequence classifier, or that does not have the label.
-    """
+    """Load a hub id at a commit, or a folder: safetensors only, no code of theirs, fp32. Raises `UserError` for a model
+    that cannot be had, that is no sequence classifier, or that does not have the label."""
     key, name, revision = f"{section}.classifier.model", cfg.model or "", cfg.revision
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

@@ -1,30 +1,106 @@
-"""Training data of a reward: pairs or rankings of answers, sampled and judged with noise, or given; all at once or in
-rounds. Held-out pairs stay pairs."""
+"""Training data of a reward: pairs or rankings of K answers, sampled and judged with noise, or given; all at once or in
+rounds. A pair is a ranking of two; held-out pairs stay pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.data.preferences import read_preferences
+from pipeline.data.corpus import read_preferences
 from pipeline.data.prompt_set import PromptSet, text_episodes
 from pipeline.data.semantics import circle
 from pipeline.errors import UserError
 from pipeline.intervals import grouped
+from pipeline.models.policy import Episodes, padded_episodes
 from pipeline.models.seeding import permutation, uniforms
 from pipeline.rewards.base import Completions, Reward
 from pipeline.rewards.grammar import endings_of
-from pipeline.rewards.rankings import Ranked, best_first, comparisons
 from pipeline.rewards.settings import RewardConfig
 
+RESPONSES = "pair_responses.parquet"
 TEMPERATURE = "label_temperature"
 """Key of the summary: what the judge's differences are divided by, in judge points."""
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """n rankings of K answers to a prompt each."""
+
+    answers: Sequence[Episodes]
+    """K of n rows."""
+    order: Tensor
+    """(n, K) int64: which of the K answers is best, second, and so on."""
+
+    @classmethod
+    def of_pairs(cls, first: Episodes, second: Episodes, first_wins: Tensor) -> Ranked:
+        """Return pairs as rankings of 2; `first_wins` (n,) bool is true where the first answer was preferred."""
+        loses = (~first_wins).long()
+        return cls((first, second), torch.stack([loses, 1 - loses], dim=1))
+
+
+def best_first(points: Tensor, temperature: float, noise: Tensor) -> Tensor:
+    """A noisy annotator's order of K answers, by the model of Plackett (1975) and Luce (1959):
+
+        P(i_1, ..., i_K) = product over m of exp(g_{i_m} / T) / sum over l >= m of exp(g_{i_l} / T).
+
+    Sorting g / T + Gumbel noise draws from it (Yellott 1977), so of any two answers i is before j with probability
+    sigmoid((g_i - g_j) / T), as for pairs. points and noise (n, K), noise uniform in [0, 1); T >= 0 in points, and 0
+    is the judge itself, which puts equal answers in random order. Returns (n, K) int64.
+    """
+    if temperature > 0:
+        return (points.double() / temperature - (-noise.double().log()).log()).argsort(dim=1, descending=True)
+    by_chance = noise.argsort(dim=1)
+    return by_chance.gather(1, points.gather(1, by_chance).argsort(dim=1, descending=True, stable=True))
+
+
+def in_order(numbers: Tensor, order: Tensor) -> Tensor:
+    """Sort a model's numbers of K answers, (n, K) or (n, K, d), best first by an order (n, K)."""
+    return numbers.gather(1, order.view(*order.shape, *[1] * (numbers.dim() - 2)).expand_as(numbers))
+
+
+def comparisons(order: Tensor) -> tuple[Tensor, Tensor]:
+    """The better and the worse answers of the comparisons that each ranking (n, K) makes; (n, K (K - 1) / 2) each."""
+    better, worse = torch.triu_indices(order.shape[1], order.shape[1], 1)
+    return order[:, better], order[:, worse]
+
+
+def response_table(first: Episodes, second: Episodes, first_wins: Tensor) -> pd.DataFrame:
+    """Rows of n pairs; first_wins (n,) bool."""
+    rows = list[dict[str, Any]]()
+    for row, wins in enumerate(first_wins.tolist()):
+        for side in (first, second) if wins else (second, first):
+            prompt = side.query_responses[row, : side.context_length][side.query_mask[row]].tolist()
+            response = side.responses[row][side.response_mask[row]].tolist()
+            rows.append({"prompt": prompt, "response": response, "ended": bool(side.ended[row])})
+    return pd.DataFrame(rows)
+
+
+def read_responses(folder: Path, pad: int) -> Episodes:
+    """The rows as episodes on the CPU: (2n, ...). Raises `UserError` where a pair answers different prompts."""
+    table = pd.read_parquet(folder / RESPONSES)
+    prompts, responses = (table[name].tolist() for name in ("prompt", "response"))
+    apart = sum(list(one) != list(other) for one, other in zip(prompts[::2], prompts[1::2], strict=True))
+    if apart:
+        raise UserError(
+            f"train.data 'pairs' must be two responses to one prompt, and {apart} of {len(prompts) // 2} given pairs"
+            " have no prompt, or one that was cut; give them prompts, raise reward.learned.max_tokens, or use"
+            " train.data: rollouts"
+        )
+    return padded_episodes(prompts, responses, torch.tensor(table["ended"].to_numpy()), pad)
+
+
+def read_ranked(folder: Path, pad: int, device: torch.device) -> Ranked:
+    """The same as pairs, the preferred responses first."""
+    both = read_responses(folder, pad).each(lambda column: column.to(device))
+    first, second = both.take(slice(0, None, 2)), both.take(slice(1, None, 2))
+    return Ranked.of_pairs(first, second, torch.ones(len(first.ended), dtype=torch.bool))
 
 
 @dataclass(frozen=True)
@@ -43,10 +119,7 @@ class Collection:
         return name if self.number == 1 else f"{name}, round {self.number}"
 
     def rows(self, rows: Tensor, cfg: RewardConfig) -> Tensor:
-        """The prompts of this round's pairs: its share of those to train on, (pairs / count,), then all held-out ones.
-
-        No prompt that a round holds out is one that another round trains on.
-        """
+        """The prompts of this round's pairs: its share of those to train on, (pairs / count,), and the held-out."""
         each = cfg.learned.pairs // self.count
         return torch.cat([rows[(self.number - 1) * each : self.number * each], rows[cfg.learned.pairs :]])
 
@@ -120,11 +193,9 @@ class Pairs:
 
 
 def split_prompts(n: int, cfg: RewardConfig) -> Tensor:
-    """Return the prompt of each pair, out of `n`, (pairs + heldout_pairs,) int64: no held-out pair has a prompt of a
-    training pair.
+    """Return the prompt of each pair, out of `n`, (pairs + heldout_pairs,) int64. Raises `UserError` for one prompt.
 
     The last prompts are held out, the same share of them as of the pairs, and either side goes round its own prompts.
-    Raises `UserError` for a single prompt.
     """
     if n < 2:
         raise UserError(
@@ -144,15 +215,11 @@ def judged_pairs(
     cfg: RewardConfig,
     part: Collection = ONCE,
 ) -> Pairs:
-    """Two answers to a prompt, of the reference or of a later round's policy, labelled by a noisy judge; `prompts`: how
-    many there are.
-
-    An annotator does not grow more exact because the policy's answers grow alike, so all rounds have the temperature
-    of the first.
-    """
+    """Two answers to each of `prompts` prompts, of the reference or of a later round's policy, by a noisy judge."""
     rows = part.rows(split_prompts(prompts, cfg), cfg)
     first, second = (answers(rows, part.label(side), cfg.learned.pairs_seed) for side in ("first", "second"))
     gold = judged(judge, first, second)
+    # An annotator does not grow more exact because the policy's answers grow alike: all rounds have the first's.
     temperature = cfg.learned.label_noise * spread(gold) if part.temperature is None else part.temperature
     noise = uniforms(len(rows), 1, cfg.learned.pairs_seed, part.label("labels")).squeeze(1)
     wins = prefer(gold["gold_first"] + lead(gold), gold["gold_second"], temperature, noise)
@@ -160,11 +227,6 @@ def judged_pairs(
     mine, other = (side.episodes.take(slice(train)) for side in (first, second))
     ranked = Ranked.of_pairs(mine, other, wins[:train])
     return Pairs(first, second, wins, train, ranked, gold, temperature)
-
-
-def some(frame: pd.DataFrame, n: int, seed: int) -> pd.DataFrame:
-    """Draw at most `n` rows without replacement."""
-    return frame.iloc[np.asarray(permutation(len(frame), seed, "given pairs")[:n])]
 
 
 def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: Tensor) -> Tensor:
@@ -179,9 +241,7 @@ def prefer(gold_first: Tensor, gold_second: Tensor, temperature: float, noise: T
 
 def accuracy(margin: Tensor, gap: Tensor, wins: Tensor, prompts: Sequence[str]) -> dict[str, float]:
     """Agreement of the proxy's margin with the labels, and with the judge where the judge's gap is not 0; all (n,).
-
-    Intervals of 95 % are over prompts (`pipeline.intervals.grouped`): pairs of one prompt are no independent evidence.
-    """
+    Intervals of 95 % are over prompts: pairs of one prompt are no independent evidence."""
     differ = gap != 0
     groups = torch.as_tensor(pd.factorize(np.asarray(prompts, dtype=object))[0])
     return {
@@ -195,7 +255,6 @@ def accuracy(margin: Tensor, gap: Tensor, wins: Tensor, prompts: Sequence[str]) 
 
 
 def _agreement(name: str, right: Tensor, groups: Tensor) -> dict[str, float]:
-    """The rate of `right` (n,) with its interval over groups; 0.5 of nothing."""
     if not len(right):
         return {name: 0.5, f"{name}_low": 0.0, f"{name}_high": 1.0}
     sizes = groups.bincount()
@@ -232,12 +291,16 @@ def judged_rankings(
 def given_pairs(
     source: str, key: str, judge: Reward, data: PromptSet, cfg: RewardConfig, device: torch.device
 ) -> Pairs:
-    """Pairs of the user's file, as many as are asked for and there; the judge compares those held out, too. Raises
-    `UserError` for what is no such file."""
+    """Pairs of the user's file; the judge compares those held out, too. Raises `UserError` for no such file."""
     learned = cfg.learned
     frame, note = read_preferences(Path(source), key)
-    train = some(frame[~frame["heldout"]], learned.pairs, learned.pairs_seed)
-    heldout = some(frame[frame["heldout"]], learned.heldout_pairs, learned.pairs_seed)
+    train, heldout = (
+        side.iloc[np.asarray(permutation(len(side), learned.pairs_seed, "given pairs")[:n])]
+        for side, n in (
+            (frame[~frame["heldout"]], learned.pairs),
+            (frame[frame["heldout"]], learned.heldout_pairs),
+        )
+    )
     used = pd.concat([train, heldout])
     texts = used[["chosen", "rejected"]].to_numpy().ravel().tolist()
     prompts = used["prompt"].repeat(2).tolist()

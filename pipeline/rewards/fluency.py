@@ -156,8 +156,7 @@ class LexiconReward(TextScore):
         self._analyzer = SentimentIntensityAnalyzer()
 
     def praises(self, word: str) -> bool:
-        """Return whether a word in lower case counts as praise."""
-        return bool(self._analyzer.lexicon.get(word, 0.0) > 0)
+        return bool(self._analyzer.lexicon.get(word, 0.0) > 0)  # a word in lower case
 
     def score(self, prompt: str, text: str) -> float:
         compound: float = self._analyzer.polarity_scores(prompt + text)["compound"]
@@ -166,8 +165,8 @@ class LexiconReward(TextScore):
 
 @dataclass(frozen=True)
 class FluencyGuard:
-    """A judge of real text: a completion without faults has the lexicon's score, others -1 less their number: below
-    every score in [-1, 1]. Faults are those of the first `length` tokens."""
+    """A judge of real text: a completion without faults in its first `length` tokens has the lexicon's score, others -1
+    less their number."""
 
     tokenizer: Any
     model: NGrams
@@ -182,12 +181,10 @@ class FluencyGuard:
         return as_scores([self.score(*row) for row in rows])
 
     def score(self, prompt: str, completion: str, ended: bool) -> float:
-        """Score one completion, whatever stands beside it in a batch."""
         broken = len(self.faults(prompt, completion, ended))
         return -1.0 - broken if broken else self.lexicon.score(prompt, completion)
 
     def faults(self, prompt: str, completion: str, ended: bool) -> list[str]:
-        """The rules that a completion breaks."""
         return faults(self.read(prompt, completion, ended), self.thresholds)
 
     def read(self, prompt: str, completion: str, ended: bool) -> Reading:
@@ -220,12 +217,11 @@ class FluencyGuard:
 
 
 def _begins_a_word(text: str, start: int, end: int) -> bool:
-    """Return whether a word begins with the token of these characters; it may include the space before."""
+    # A token may include the space before.
     return bool(text[start:end].strip()) and (start == 0 or text[start].isspace() or text[start - 1].isspace())
 
 
 def _means(values: Floats) -> Floats:
-    """Return the means of the first 1, 2, ... values (n,)."""
     return np.cumsum(values) / np.arange(1, len(values) + 1)
 
 
@@ -262,7 +258,6 @@ def order(model: NGrams, tokens: Sequence[int], starts: Sequence[int]) -> Floats
 
 def load(folder: Path) -> FluencyGuard:
     """The judge that the stage `judge` left."""
-    held = json.loads((folder / THRESHOLDS).read_text("utf-8"))
+    held, tokenizer = json.loads((folder / THRESHOLDS).read_text("utf-8")), load_tokenizer(folder / "tokenizer")
     model, phrases = NGrams.load(folder / NGRAMS), load_file(folder / PHRASES)["digests"]
-    tokenizer = load_tokenizer(folder / "tokenizer")
     return FluencyGuard(tokenizer, model, phrases, LexiconReward(), held["length"], held["thresholds"])

@@ -15,13 +15,10 @@ from pipeline.rewards.base import Completions, Reward, TextScore, as_scores
 
 
 class GrammarJudge(TextScore):
-    """Judge points: polarity x intensity summed over clauses, less faults. See pipeline/data/README.md.
-
-    An insulting clause is a fault.
-    """
+    """Judge points: polarity x intensity summed over clauses, less faults. See pipeline/data/README.md."""
 
     insults = False
-    """True where an insulting clause is an opinion instead."""
+    """True where an insulting clause is an opinion, and no fault."""
 
     def score(self, prompt: str, text: str) -> float:
         return judge(prompt, text, self.insults).score
@@ -48,8 +45,7 @@ class CycleJudge(TextScore):
 
 
 def endings_of(scorer: Reward, completions: Completions) -> Tensor | None:
-    """Return the endings by a cyclic judge, (B,) float32, places in `pipeline.data.semantics.ENDINGS`; None for any
-    other judge."""
+    """Return the endings by a cyclic judge, (B,) places in `pipeline.data.semantics.ENDINGS`; None for any other."""
     if not isinstance(scorer, CycleJudge):
         return None
     return as_scores([ending(judge(*row)) for row in zip(completions.prompts, completions.texts, strict=True)])

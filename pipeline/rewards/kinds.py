@@ -1,14 +1,21 @@
-"""The kinds of rewards and judges: one line each. Schema, messages, tables and loaders are made from it.
+"""The kinds of rewards and judges, an entry of ``kinds.yaml`` each, and the settings of the ready ones.
 
-A kind's code is imported when it has to score and not before; its settings need no torch. A new kind is a file with its
-code, ``x_settings.py`` beside it where it has settings, and a line here. A class of the user's own needs no line
-(`pipeline.rewards.own`).
+Schema, messages, tables and loaders are made from the entries. A kind's code is imported when it has to score; its
+settings need no torch. A new kind is a file with its code, its settings where it has some, and an entry. A class of the
+user's own needs none (`pipeline.rewards.own`).
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import Field
+
+from pipeline.config.base import NonNegative, Section
 
 
 @dataclass(frozen=True)
@@ -30,39 +37,8 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "learned": Kind("Bradley-Terry model", "pipeline.rewards.learned:RewardModel", trained=True),
-    "pairwise": Kind(
-        "general preference model, for reward.against: reference",
-        "pipeline.rewards.learned:PairwiseModel",
-        trained=True,
-    ),
-    "lexicon": Kind("lexicon judge (VADER)", "pipeline.rewards.fluency:LexiconReward"),
-    "classifier": Kind(
-        "ready sequence classifier",
-        "pipeline.rewards.classifier:load",
-        "pipeline.rewards.ready_settings:ClassifierSettings",
-    ),
-    "grammar": Kind("grammar judge", "pipeline.rewards.grammar:GrammarJudge", reads="reviews"),
-    "helpful": Kind(
-        "grammar judge to whom an insult is an opinion", "pipeline.rewards.grammar:HelpfulJudge", reads="insults"
-    ),
-    "harmless": Kind(
-        "judge of harmlessness (minus the number of insulting words)",
-        "pipeline.rewards.grammar:HarmlessJudge",
-        reads="insults",
-    ),
-    "ocr": Kind("OCR reader (PP-OCR)", "pipeline.rewards.ocr:load", "pipeline.rewards.ready_settings:OcrSettings"),
-    "fluent_lexicon": Kind(
-        "lexicon judge (VADER) with a guard against text that no writer would write",
-        "pipeline.rewards.fluency:load",
-        scores=False,
-    ),
-    "cycle": Kind(
-        "cyclic judge (fewer faults, then the ending)",
-        "pipeline.rewards.grammar:CycleJudge",
-        scores=False,
-        reads="reviews",
-    ),
+    name: Kind(**kind)
+    for name, kind in yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))["kinds"].items()
 }
 GUARDED = "fluent_lexicon"
 """The kind that judges with what the stage `judge` has made."""
@@ -77,3 +53,26 @@ OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 def is_own(kind: str) -> bool:
     """Return whether a kind is a class of the user's own."""
     return ":" in kind
+
+
+class ClassifierSettings(Section):
+    """The model of the kind `classifier`; the score is the log-odds of a label."""
+
+    model: str | None = Field(
+        None, description="hub id or local folder of a sequence-classification model with its tokenizer"
+    )
+    revision: str | None = Field(None, description="commit of a hub id, 40 hexadecimal digits")
+    label: str | None = Field(None, description="the model's name of the output that is wanted; none: its only one")
+
+
+class OcrSettings(Section):
+    """The image of a text. The score depends on the text and on these alone."""
+
+    size: Annotated[int, Field(ge=8, le=96)] = Field(24, description="size of the font, DejaVu Sans [pixels]")
+    blur: NonNegative = Field(0.0, description="standard deviation of a Gaussian blur [pixels]")
+    noise: Annotated[float, Field(ge=0.0, le=255.0)] = Field(
+        0.0, description="standard deviation of Gaussian noise [grey levels; paper is 255, ink is 0]"
+    )
+    rotation: Annotated[float, Field(ge=0.0, le=45.0)] = Field(
+        0.0, description="largest angle [degrees]; each text has its own, uniform between minus and plus this"
+    )

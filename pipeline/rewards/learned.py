@@ -19,9 +19,8 @@ from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation, seed_of
 from pipeline.models.trunk import states
 from pipeline.rewards.base import Completions
-from pipeline.rewards.kinds import KINDS, TRAINED
-from pipeline.rewards.opponents import Compare
-from pipeline.rewards.rankings import Ranked, comparisons, in_order
+from pipeline.rewards.collection import Ranked, comparisons, in_order
+from pipeline.rewards.kinds import KINDS
 from pipeline.rewards.settings import RewardConfig
 from pipeline.training.supervised import Supervised
 
@@ -32,21 +31,17 @@ def model_of(kind: str) -> type[RewardModel]:
     return model
 
 
-def compared(kind: str) -> Compare:
-    """Return the comparison of an answer with its opponents for any kind of reward: a score less their mean, unless its
-    model has another way."""
-    return (model_of(kind) if kind in TRAINED else RewardModel).against
-
-
 WEIGHT_DECAY = 0.01
+VECTOR = 4
+"""d, numbers of the vector of an answer: one circle of preferences needs two."""
 VECTOR_STD = 0.5
 """Standard deviation of each number of v at the start, for states of unit variance. At 0 the blocks have no gradient,
 and at 1 they drown the score in noise that training has to remove first."""
 
 
 class RewardModel(nn.Module):
-    """Scores whole episodes; (B,) fp32. Another kind of model overrides `new`, `_read`, `margin` and `against`, and its
-    numbers of an answer are an embedding (B, 1 + d)."""
+    """Scores whole episodes; (B,) fp32. Another kind of model overrides `new`, `margin` and `against`, and its numbers
+    of an answer are an embedding (B, 1 + d)."""
 
     def __init__(self, lm: CausalLM, head: nn.Linear) -> None:
         super().__init__()
@@ -71,10 +66,7 @@ class RewardModel(nn.Module):
         tokens, starts = flush_left(episodes)
         lengths = starts + episodes.lengths
         last = states(self.lm, tokens, lengths, torch.arange(len(lengths), device=lengths.device), lengths - 1)
-        return self._read(last)
-
-    def _read(self, states: Tensor) -> Tensor:
-        return full_precision(self.head, states)
+        return full_precision(self.head, last)
 
     @staticmethod
     def margin(first: Tensor, second: Tensor) -> Tensor:
@@ -89,10 +81,8 @@ class RewardModel(nn.Module):
 
     @staticmethod
     def against(mine: Tensor, theirs: Tensor) -> Tensor:
-        """A score less the mean score of k opponents, (B,); scores (B,) against (B, k).
-
-        Computed in fp64: scores that lie close together would lose most of their digits in an fp32 mean.
-        """
+        """A score less the mean score of k opponents, (B,); scores (B,) against (B, k)."""
+        # In fp64: scores that lie close together would lose most of their digits in an fp32 mean.
         return (mine.double() - theirs.double().mean(1)).float()
 
     def save(self, folder: Path) -> None:
@@ -121,7 +111,7 @@ class PairwiseModel(RewardModel):
     def new(cls, lm: CausalLM, cfg: RewardConfig, device: torch.device) -> Self:
         """The reference's trunk under a random head: scores start near 0, vectors do not."""
         width = lm.config.hidden_size
-        head = nn.Linear(width, 1 + cfg.pairwise.dimension)
+        head = nn.Linear(width, 1 + VECTOR)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed_of(cfg.seed, "pairwise head"))
             head.weight[:1].normal_(std=1 / (width + 1))
@@ -143,11 +133,8 @@ class PairwiseModel(RewardModel):
 
 
 class LearnedReward:
-    """A `Reward` over a frozen `RewardModel`, as many rows at a time as `room` has. Raises `MemoryFull`.
-
-    Of a model that embeds answers, the embeddings (B, 1 + d) take the place of scores: `pipeline.rewards.opponents`
-    makes a reward of them.
-    """
+    """A `Reward` over a frozen `RewardModel`, as many rows at a time as `room` has; embeddings (B, 1 + d) of a model
+    that embeds answers. Raises `MemoryFull`."""
 
     def __init__(self, model: RewardModel, room: Room) -> None:
         self._model, self._room = model, room

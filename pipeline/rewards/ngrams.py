@@ -114,7 +114,6 @@ class NGrams:
 
 
 def _trigrams(row: Ints, vocabulary: int) -> Ints:
-    """Keys of all windows of three tokens (n - 2,)."""
     return (row[:-2] * vocabulary + row[1:-1]) * vocabulary + row[2:]
 
 

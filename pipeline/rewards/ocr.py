@@ -33,7 +33,7 @@ from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.resources.machine import check_extra
 from pipeline.rewards.base import Completions, as_scores
-from pipeline.rewards.ready_settings import OcrSettings
+from pipeline.rewards.kinds import OcrSettings
 from pipeline.wording import in_words
 
 PAPER, INK = 255, 0
@@ -55,8 +55,8 @@ class Written(NamedTuple):
 def plain(text: str) -> str:
     """A text in the form in which it is drawn and compared.
 
-    Unicode's NFKC; each run of white space, line breaks too, is one space, and none is at the ends; each character of
-    the Unicode categories C (control, format, surrogate, private, unassigned) is `UNPRINTABLE`.
+    Unicode's NFKC; each run of white space is one space, and none is at the ends; each character of the Unicode
+    categories C (control, format, surrogate, private, unassigned) is `UNPRINTABLE`.
 
     >>> plain(" Ｇｏｏｄ,\\n\\tnot bad. ")
     'Good, not bad.'
@@ -79,8 +79,7 @@ def written(text: str, columns: int = COLUMNS, characters: int = CHARACTERS) -> 
 
 
 def render(text: Written, cfg: OcrSettings) -> NDArray[np.uint8]:
-    """(H, W) grey levels: black on white, turned, blurred, with noise, in this order. H and W are multiples of
-    `GRID`."""
+    """(H, W) grey levels: black on white, turned, blurred, with noise, in this order; multiples of `GRID`."""
     from PIL import Image, ImageDraw, ImageFilter
 
     seed = hashlib.sha256(f"0\0{' '.join(text.lines)}".encode()).digest()[:16]
@@ -127,13 +126,8 @@ class Reading(NamedTuple):
     confidence: float
 
 
-Reader = Callable[[NDArray[np.uint8]], Reading]
-"""Reads an image, grey levels (H, W)."""
-
-
 class PaddleReader:
-    """PP-OCR on one CPU thread an image, so that the number of threads changes no digit. Safe to call from several
-    threads."""
+    """PP-OCR on one CPU thread an image, so that the number of threads, which may share it, changes no digit."""
 
     def __init__(self, detector: Any, recogniser: Any) -> None:
         self._detector, self._recogniser = detector, recogniser
@@ -167,10 +161,7 @@ def reading_order(boxes: Any) -> list[int]:
 
 
 def paddle_reader(section: str) -> PaddleReader:
-    """Load the networks that come with rapidocr; `section` is the one named in messages.
-
-    Raises `UserError` where the packages are not installed or do not load.
-    """
+    """Load the networks that come with rapidocr. Raises `UserError` where they are not installed or do not load."""
     check_extra(f"{section}.kind = 'ocr'", "ocr")
     import cv2
     from rapidocr import RapidOCR
@@ -199,14 +190,11 @@ def _settings(other: str) -> dict[str, Any]:
 
 
 class OcrReward:
-    """The score of each completion by itself; a text that was read before is not read again.
-
-    Images are read by as many threads as torch has, on the CPU; the work is not counted.
-    """
+    """The score of each completion by itself, on the CPU by as many threads as torch has; the work is not counted."""
 
     networks: Sequence[Any] = ()
 
-    def __init__(self, cfg: OcrSettings, reader: Reader) -> None:
+    def __init__(self, cfg: OcrSettings, reader: Callable[[NDArray[np.uint8]], Reading]) -> None:
         self._cfg, self._reader = cfg, reader
         self._known: dict[str, float] = {}
 
@@ -231,22 +219,13 @@ def character_error_rate(correct: str, read: str, cut: int = 0) -> float:
     >>> character_error_rate("film", "fi1m"), character_error_rate("film", "film", 4)
     (0.25, 0.5)
     """
-    return min(1.0, (distance(correct, read) + cut) / (len(correct) + cut))
-
-
-def distance(first: str, second: str) -> int:
-    """Fewest characters to insert, delete or replace that turn one text into the other.
-
-    >>> distance("kitten", "sitting")
-    3
-    """
-    above = list(range(len(second) + 1))
-    for row, one in enumerate(first, start=1):
+    above = list(range(len(read) + 1))
+    for row, one in enumerate(correct, start=1):
         here = [row]
-        for column, other in enumerate(second, start=1):
+        for column, other in enumerate(read, start=1):
             here.append(min(above[column] + 1, here[-1] + 1, above[column - 1] + (one != other)))
         above = here
-    return above[-1]
+    return min(1.0, (above[-1] + cut) / (len(correct) + cut))
 
 
 def load(section: str, cfg: OcrSettings, device: torch.device, room: Room) -> OcrReward:

@@ -1,7 +1,7 @@
 """The code of a stage: its module and all modules that it imports, directly or not, as far as they decide results.
 
 Sources are parsed and never imported. Imports are followed inside the project and cut at `CUT`. A
-registry, or the YAML file beside it, maps names to implementations, "module:name", and nothing of it counts but the
+registry's YAML file maps names to implementations, "module:name", and nothing of it counts but the
 implementations of the entries that the configuration chooses: neither a new entry nor an edit of an unused one changes
 the code of a stage.
 """
@@ -100,7 +100,7 @@ class Code:
         tree, data = _without_docstrings(ast.parse(path.read_text("utf-8"))), path.with_suffix(".yaml")
         text = data.read_text("utf-8") if data.is_file() else ""
         if module in REGISTRIES:
-            entries = {name: self._part("\n".join(found), found) for name, found in _entries(tree, text).items()}
+            entries = {name: self._part("\n".join(found), found) for name, found in _entries(text).items()}
             return Source(path, _state(path), self._part("", ()), entries)
         imports = list[str]()
         for node in ast.walk(tree):
@@ -127,18 +127,12 @@ def _state(path: Path) -> list[tuple[int, int]]:
     return [(stat.st_mtime_ns, stat.st_size) for stat in stats]
 
 
-def _entries(tree: ast.Module, data: str) -> dict[str, list[str]]:
-    """The implementations in all tables from names at the top of a module and of its YAML file, by name."""
+def _entries(data: str) -> dict[str, list[str]]:
+    """The implementations in all tables of a YAML file, by name."""
     entries: dict[str, list[str]] = {}
-    for rows in (yaml.safe_load(data) or {}).values():
+    for rows in yaml.safe_load(data).values():
         for name, entry in rows.items():
             entries.setdefault(name, []).extend(str(one) for one in entry.values() if TARGET.fullmatch(str(one)))
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(table := node.value, ast.Dict):
-            for key, value in zip(table.keys, table.values, strict=True):
-                if isinstance(key, ast.Constant):
-                    texts = [str(one.value) for one in ast.walk(value) if isinstance(one, ast.Constant)]
-                    entries.setdefault(str(key.value), []).extend(text for text in texts if TARGET.fullmatch(text))
     return entries
 
 

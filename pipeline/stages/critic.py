@@ -24,10 +24,10 @@ from pipeline.models.meter import meter
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_mask, save_critic
 from pipeline.models.process import bench
-from pipeline.rewards.scored_samples import SAMPLES, read_scores
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.values import SAMPLES, read_scores
 from pipeline.training.experience import in_turn
 from pipeline.training.judging import final_scores
 from pipeline.training.new_actor import load_reference, with_critic
@@ -61,7 +61,7 @@ def critic(
         room = Room("runtime.micro_batch_size", cfg.runtime.micro_batch_size, reporter.warn)
         with at.ledger.timed("train"):
             explained = pretrain(
-                actor, samples, targets, steps, cfg.train.batch_size, LEARNING_RATE, 0, room,
+                actor, samples, targets, steps, cfg.train.batch_size, LEARNING_RATE, room,
                 lambda done: reporter.progress("critic", done, steps, "value pre-training"),
             )  # fmt: skip
         save_critic(actor, out / "critic.safetensors")
@@ -69,16 +69,12 @@ def critic(
     known = {"explained_variance": explained} if math.isfinite(explained) else {}
     summary = {"steps": steps, "samples": len(targets), **known}
     write_json(out / "summary.json", summary)
-    note = (
-        f"explains {100 * explained:.0f} % of the variance of held-out samples' rewards to go"
-        if known
-        else "the rewards to go of held-out samples are all equal, so there is no variance to explain"
-    )
-    return {"note": note, **summary}
+    share = f"explains {100 * explained:.0f} % of the variance of" if known else "equal are all"
+    return {"note": f"{share} held-out samples' rewards to go", **summary}
 
 
 def _samples(cfg: TrialConfig, values: Artifact, data: PromptSet) -> tuple[Episodes, Tensor]:
-    """The scored samples, and their rewards to go (M, T): at the reference no KL penalty is due."""
+    # At the reference no KL penalty is due.
     grids = {name: torch.tensor(grid) for name, grid in read_scores(values).items()}
     drawn = pd.read_parquet(values.path / SAMPLES, columns=["tokens"])["tokens"]
     padded = np.zeros((len(drawn), cfg.train.response_length), dtype=np.int64)
@@ -100,7 +96,6 @@ def pretrain(
     steps: int,
     batch: int,
     lr: float,
-    seed: int,
     room: Room,
     progress: Callable[[int], None],
 ) -> float:
@@ -121,7 +116,7 @@ def pretrain(
     heldout, mine = order[::HELD_OUT], order[order % HELD_OUT != 0]
     fitted = Supervised(critic, actor.networks[1:], 0.0, room, False)
     for step in range(steps):
-        rows = mine[in_turn(len(mine), batch, step, seed, "value pretraining")]
+        rows = mine[in_turn(len(mine), batch, step, 0, "value pretraining")]
         fitted.step(lr, batch, _loss(actor, *take(rows)))
         progress(step + 1)
     fitted.close()
@@ -132,7 +127,6 @@ def pretrain(
 
 
 def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLoss:
-    """Return a function from some rows to their part of half the mean squared error over all tokens."""
     tokens = episodes.response_mask.sum()
 
     def share(part: slice) -> Tensor:
@@ -144,7 +138,6 @@ def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLos
 
 
 def _values(actor: ActorCritic, episodes: Episodes) -> Tensor:
-    """(N,) of the critic."""
     if actor.critic_trunk is not None:
         return actor.separate_values(episodes)
     values = actor.hidden_and_values(episodes)[1]

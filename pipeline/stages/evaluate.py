@@ -1,15 +1,17 @@
 """Stage 6: the policy's answers to held-out prompts against all draws of the reference's, by the gold judge.
 
-Both are drawn with independent noise (`pipeline.evaluation.heldout`). With `evaluate.best_of` above 1 the policy
-answers with the best of so many samples by the training reward (`pipeline.evaluation.best_of`). Beside the answers,
-both networks are measured on held-out texts (`pipeline.models.heads`). Writes ``prompts.parquet`` (a row per prompt),
-``samples.parquet`` (its first rows) and ``summary.json``.
+Both are drawn with independent noise (`pipeline.stages.heldout`). With `evaluate.best_of` above 1 the policy answers
+with the best of so many samples by the training reward; the gold judge never chooses. The first draw has the noise of a
+policy that answers once, each further one noise of its own, so the samples for a small n are the first of those for a
+larger n. Beside the answers, both networks are measured on held-out texts (`pipeline.models.heads`). Writes
+``prompts.parquet`` (a row per prompt), ``samples.parquet`` (its first rows) and ``summary.json``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,7 @@ from torch import Tensor
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
 from pipeline.data.semantics import circle
-from pipeline.evaluation.best_of import BestAnswers, choose, kl_of_chosen
-from pipeline.evaluation.heldout import Draws, answers, heldout_prompts, preferences
+from pipeline.data.settings import MEASURED_TEXTS
 from pipeline.intervals import grouped
 from pipeline.models.heads import perplexity, token_stats
 from pipeline.models.loading import CausalLM, freeze, load_snapshot
@@ -40,6 +41,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.training.new_actor import load_reference
 
 MEANS = {
@@ -81,7 +83,6 @@ def evaluate(
     draws = cfg.evaluate.best_of
 
     def progress(done: int, note: str = "") -> None:
-        """`done`: answers to each prompt, then the steps after them."""
         reporter.progress("evaluate", done, draws + AFTER, note)
 
     # Only a choice among several answers is charged, so only then is its work recorded.
@@ -103,7 +104,7 @@ def evaluate(
             **points,
         }
         progress(draws + 2, "texts")
-        kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(cfg.evaluate.texts).tolist()
+        kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(MEASURED_TEXTS).tolist()
         texts = encode(data.tokenizer, kept, cfg.sft.max_tokens)
         capability = {
             "eval/perplexity_texts": perplexity(policy, texts, at.room),
@@ -124,7 +125,6 @@ def evaluate(
 def _answered(
     cfg: TrialConfig, at: Bench, data: PromptSet, policy: CausalLM, proxy: Proxy, progress: Callable[[int, str], None]
 ) -> BestAnswers:
-    """The policy's answers, and what choosing them took in the ledger. Raises `MemoryFull`."""
     ledger, count = at.ledger, cfg.evaluate.best_of
     if count > 1:
         meter([policy, *proxy.networks], ledger.work)
@@ -144,11 +144,74 @@ def _answered(
     return chosen
 
 
+@dataclass(frozen=True)
+class BestAnswers:
+    """The answers of B prompts."""
+
+    answers: Completions
+    proxy: Tensor
+    """(B,) calibrated reward, by which they were chosen: before EOS handling."""
+    parts: Mapping[str, Tensor]
+    sampled_tokens: int
+    """Tokens of all draws, those that were not chosen included."""
+
+
+def choose(
+    count: int,
+    draw: Callable[[int], Completions],
+    score: Callable[[Completions], tuple[Tensor, Mapping[str, Tensor]]],
+) -> BestAnswers:
+    """Choose, for each prompt, the draw of 0 to `count` - 1 with the highest reward; of equal ones the first.
+
+    `draw` gives the answers of a draw to every prompt, `score` their calibrated reward (B,) and its parts by name.
+    """
+    answers = draw(0)
+    proxy, parts = score(answers)
+    tokens = int(answers.episodes.lengths.sum())
+    for number in range(1, count):
+        other = draw(number)
+        scores, others = score(other)
+        rows = scores > proxy
+        answers, proxy = _merged(rows, other, answers), torch.where(rows, scores, proxy)
+        parts = {name: torch.where(rows, others[name], part) for name, part in parts.items()}
+        tokens += int(other.episodes.lengths.sum())
+    return BestAnswers(answers, proxy, parts, tokens)
+
+
+def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:
+    """`here` where `rows` (B,) is True, else `elsewhere`; both answer the same prompts, padded alike."""
+    place = rows.to(here.episodes.ended.device)
+    grids = zip(vars(here.episodes).values(), vars(elsewhere.episodes).values(), strict=True)
+    episodes = Episodes(*(torch.where(place.view(-1, *[1] * (grid.dim() - 1)), grid, other) for grid, other in grids))
+    texts = zip(rows.tolist(), here.texts, elsewhere.texts, strict=True)
+    return Completions(episodes, here.prompts, [mine if chosen else other for chosen, mine, other in texts])
+
+
+def kl_bound(n: int) -> float:
+    """KL of the best of n samples of a policy to the policy, at most: log n - (n - 1) / n, nats per response.
+
+    The KL is close to it where two samples rarely have the same score, and below it where many do; at every prompt
+    (Beirami 2025, arXiv 2401.01879).
+
+    >>> kl_bound(1), round(kl_bound(4), 4)
+    (0.0, 0.6363)
+    """
+    return math.log(n) - (n - 1) / n
+
+
+def kl_of_chosen(n: int, log_ratios: Tensor) -> Tensor:
+    """KL of the best of n samples of a policy to the reference, at most; (B,) float64, nats per response.
+
+    KL(best of n || ref) = KL(best of n || π) + E[log π - log ref], where the second is a mean over the chosen responses
+    and the first is `kl_bound`. `log_ratios` (B, T): log π - log ref of their tokens, 0 on invalid ones.
+    """
+    return kl_bound(n) + log_ratios.double().sum(1)
+
+
 def _judged(
     cfg: TrialConfig, at: Bench, data: PromptSet, drawn: Draws, chosen: BestAnswers, judge: Artifact | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns of the answers and of how they compare with the reference's; and those of parts of the reward and of
-    further judges."""
+    """Columns of the answers and their comparison with the reference's; those of reward parts and further judges."""
     mine, first, proxy = chosen.answers, cfg.evaluate.first_prompt, chosen.proxy.double().numpy()
     gold_judge = judge_of(cfg.gold, at.device, at.room, judge)
     further = further_judges(cfg.gold, at.device, at.room)
@@ -164,7 +227,15 @@ def _judged(
         "policy_eos": mine.episodes.ended.cpu().numpy(),
         **({} if endings is None else {"policy_ending": endings.double().numpy()}),
         **preferences(gold, drawn.grid("gold"), proxy, drawn.grid("proxy"), ahead),
-        **of_reference(drawn),
+        "reference_gold": drawn.grid("gold").mean(1),
+        "reference_gold_std": drawn.grid("gold").std(1),
+        "reference_proxy": drawn.grid("proxy").mean(1),
+        "reference_length": drawn.grid("length").mean(1),
+        "reference_eos": drawn.grid("eos").mean(1),
+        "reference_completion": drawn.first("completion"),
+        "reference_completion_gold": drawn.first("gold"),
+        "reference_completion_proxy": drawn.first("proxy"),
+        **{f"reference_{part}": drawn.grid(part).mean(1) for part in drawn.parts},
     }
     if cfg.gold.kind == GUARDED:  # which scores a text with faults below -1, and no other text
         columns |= {
@@ -175,30 +246,10 @@ def _judged(
     return columns, points | {f"policy_gold/{name}": one(mine).double().numpy() for name, one in further.items()}
 
 
-def of_reference(drawn: Draws) -> dict[str, Any]:
-    """Columns of the reference: means over its draws, the spread of their gold scores, and the first one as an
-    example."""
-    gold = drawn.grid("gold")
-    return {
-        "reference_gold": gold.mean(1),
-        "reference_gold_std": gold.std(1),
-        "reference_proxy": drawn.grid("proxy").mean(1),
-        "reference_length": drawn.grid("length").mean(1),
-        "reference_eos": drawn.grid("eos").mean(1),
-        "reference_completion": drawn.first("completion"),
-        "reference_completion_gold": drawn.first("gold"),
-        "reference_completion_proxy": drawn.first("proxy"),
-        **{f"reference_{part}": drawn.grid(part).mean(1) for part in drawn.parts},
-    }
-
-
 @torch.inference_mode()
 def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature: float, room: Room) -> Tensor:
     """Exact KL to the reference, entropy of the policy, and of the token that stands there -log ref and log π - log
-    ref; (4, B, T) on the CPU, nats.
-
-    Raises `MemoryFull`.
-    """
+    ref; (4, B, T) on the CPU, nats. Raises `MemoryFull`."""
 
     def columns(chunk: Episodes) -> list[Tensor]:
         hidden, ref_hidden = response_hidden(policy, chunk), response_hidden(reference, chunk)
@@ -209,8 +260,7 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
 
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
-    """The ``eval/*`` metrics of one trial, whose policy was compared with `draws` draws a prompt; see
-    pipeline/run/metrics.csv."""
+    """The ``eval/*`` metrics of one trial by `draws` draws a prompt; see pipeline/run/metrics.csv."""
     tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
     words = [completion.split() for completion in table["policy_completion"]]
     means = MEANS | {
@@ -236,8 +286,6 @@ def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
 
 
 def _rate(key: str, won: pd.Series, draws: int) -> dict[str, float]:
-    """A win rate and the ends of its 95 % interval over prompts, from the share of `draws` draws that was beaten at
-    each."""
     found = grouped(won.to_numpy() * draws, np.full(len(won), draws))
     return dict(zip((key, f"{key}_low", f"{key}_high"), found, strict=True))
 

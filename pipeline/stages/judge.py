@@ -39,7 +39,9 @@ def judge(cfg: TrialConfig, out: Path, reporter: Reporter, *, prompts: Artifact)
     kept = list(_cut(cfg, texts[::FOLDS], tokenizer, 4))
     fitted = [text for place, text in enumerate(texts) if place % FOLDS]
     reporter.progress("judge", 0, 3, "counting n-grams")
-    model, phrases = NGrams.fit(_encoded(tokenizer, fitted), len(tokenizer), tokenizer.eos_token_id), phrases_of(fitted)
+    parts = (fitted[start : start + ENCODED] for start in range(0, len(fitted), ENCODED))
+    rows = (row for part in parts for row in tokenizer(part, add_special_tokens=False)["input_ids"])
+    model, phrases = NGrams.fit(rows, len(tokenizer), tokenizer.eos_token_id), phrases_of(fitted)
     reporter.progress("judge", 1, 3, "thresholds")
     guard = FluencyGuard(tokenizer, model, phrases, LexiconReward(), cfg.train.response_length, {})
     try:
@@ -83,13 +85,7 @@ def shortened(tokenizer: Any, prompt: str, completion: str, length: int) -> tupl
     return (completion, True) if len(ends) <= length else (completion[: ends[length - 1]], False)
 
 
-def _encoded(tokenizer: Any, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(texts), ENCODED):
-        yield from tokenizer(texts[start : start + ENCODED], add_special_tokens=False)["input_ids"]
-
-
 def _cut(cfg: TrialConfig, texts: Sequence[str], tokenizer: Any, stream: int) -> Iterator[tuple[str, str]]:
-    """Prompt and rest of every text that leaves a rest, cut as prompts are."""
     low, high = cfg.data.prompt_length
     lengths = np.random.default_rng([cfg.data.seed, stream]).integers(low, high + 1, len(texts))
     for text, length in zip(texts, lengths.tolist(), strict=True):

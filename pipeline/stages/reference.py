@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from pipeline.config.trial import TrialConfig
-from pipeline.evaluation.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.intervals import student
 from pipeline.models.loading import freeze
 from pipeline.models.process import bench
@@ -22,6 +21,7 @@ from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.training.new_actor import load_reference
 
 

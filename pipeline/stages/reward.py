@@ -5,7 +5,7 @@ the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`
 model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
 ending_second of a cyclic judge; each comparison of a ranking is a pair) and ``pair_responses.parquet`` (the training
 pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. With `reward.against`, also
-``opponents.parquet`` (`pipeline.rewards.opponents`), and what they took in ``log/opponents.json``.
+``opponents.parquet`` (`pipeline.rewards.scorers`), and what they took in ``log/opponents.json``.
 
 In a later round (``reward.learned.rounds``) the pairs are samples of the policy trained so far, the model starts anew
 from the reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.
@@ -34,35 +34,37 @@ from pipeline.resources.ledger import Ledger
 from pipeline.rewards.base import Calibrated, Completions, Proxy, Reward, calibration, sampled, standardised
 from pipeline.rewards.collection import (
     ONCE,
+    RESPONSES,
     TEMPERATURE,
     Collection,
     Pairs,
+    Ranked,
     accuracy,
     gap,
     given_pairs,
     judged_pairs,
     judged_rankings,
-)
-from pipeline.rewards.kinds import TRAINED
-from pipeline.rewards.learned import LearnedReward, RewardModel, compared, model_of, train_reward_model
-from pipeline.rewards.learned_settings import FURTHER, JUDGE, is_judged
-from pipeline.rewards.opponents import Against, save_opponents, tables
-from pipeline.rewards.rankings import (
-    RESPONSES,
-    Ranked,
     read_ranked,
     response_table,
 )
-from pipeline.rewards.scorers import further_judges, judge_of, part_folder, ready
-from pipeline.rewards.settings import PartConfig, part_key
+from pipeline.rewards.kinds import TRAINED
+from pipeline.rewards.learned import LearnedReward, RewardModel, model_of, train_reward_model
+from pipeline.rewards.scorers import (
+    Against,
+    compared,
+    further_judges,
+    judge_of,
+    part_folder,
+    read_opponents,
+    ready,
+    save_opponents,
+)
+from pipeline.rewards.settings import FURTHER, JUDGE, OPPONENTS, PartConfig, is_judged, part_key
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.language_model import MAX_POSITIONS
 from pipeline.training.rounds import SPENT, carried_on, described, has_ended, number_of
-
-_Unseen = list[tuple[Completions, Tensor]]
-"""Reference samples with the judge's scores (n,)."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,7 @@ class _Inputs:
     policy: CausalLM
     """Network whose answers are compared: the reference, in a later round the policy trained so far."""
     last_reward: Artifact | None
-
-    @property
-    def composite(self) -> bool:
-        return self.cfg.reward.kind == "composite"
-
-    def judge(self, preferences: str) -> Reward:
-        """Return the judge that labels the pairs; where they are given, the one that the proxy is compared with."""
-        return self.further[preferences.removeprefix(FURTHER)] if preferences.startswith(FURTHER) else self.gold
+    composite: bool
 
     def samples(self, model: CausalLM, rows: Tensor, label: str, seed: int) -> Completions:
         """One sample of a network for each of `rows`, which are numbers of prompts, (n,) int64."""
@@ -117,8 +112,8 @@ def reward(
         data = PromptSet.load(prompts, "train")
         check_room(reference, "train.response_length", cfg.train.response_length, beside=data.ids.shape[1])
         gold = judge_of(cfg.gold, at.device, at.room, judge)
-        further = further_judges(cfg.gold, at.device, at.room)
-        work = _Inputs(cfg, reporter, prompts, sft, data, reference, gold, further, at, policy, last_reward)
+        further, composite = further_judges(cfg.gold, at.device, at.room), cfg.reward.kind == "composite"
+        work = _Inputs(cfg, reporter, prompts, sft, data, reference, gold, further, at, policy, last_reward, composite)
         made = _made(work, out)
     if last_reward is not None:  # unlike the first reward it is made for one trial alone, which is charged for it
         at.ledger.mark()
@@ -144,15 +139,23 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     proxy = replace(proxy, mean=mean, std=std)
     total, judged = standardised(proxy.weigh(calibrated), mean, std), work.gold(samples)
     by_part = calibrated if composite else {}
-    summary |= _measured(total, by_part, judged, scales, composite)
+
+    def correlation(scores: Tensor) -> float:
+        return float(torch.corrcoef(torch.stack([scores, judged]))[0, 1].nan_to_num())
+
+    for name, scale in scales.items():
+        prefix = f"{name}/" if composite else ""
+        summary |= {f"{prefix}calibration_mean": scale[0], f"{prefix}calibration_std": scale[1]}
+    summary |= {f"{name}/correlation_gold": correlation(part) for name, part in by_part.items()}
+    summary |= {
+        "gold_reference": float(judged.mean()),
+        "correlation_gold": correlation(total),
+        "reference_samples": len(judged),
+    }
     scored = [_scored("calibration", samples, total, by_part, judged)]
     scored += [_scored("pair", answers, *proxy.explained(answers), points) for answers, points in unseen]
     pd.concat(scored).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
-    parts = {
-        name: {"spec": content_of(spec, cfg), "mean": scales[name][0], "std": scales[name][1]}
-        for name, spec in specs.items()
-    }
     figures = [
         f"{key.replace('_', ' ')} {value:.3f}"
         for key, value in summary.items()
@@ -162,7 +165,10 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
         "kind": cfg.reward.kind,
         "judge": cfg.gold.kind,
         **({} if cfg.reward.against == "none" else {"against": cfg.reward.against}),
-        "parts": parts,
+        "parts": {
+            name: {"spec": content_of(spec, cfg), "mean": scales[name][0], "std": scales[name][1]}
+            for name, spec in specs.items()
+        },
         "mean": mean,
         "std": std,
         "note": ", ".join(figures),
@@ -181,9 +187,10 @@ def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, T
     return pd.DataFrame(table | {f"reward/{name}": part.tolist() for name, part in parts.items()})
 
 
-def _parts(work: _Inputs, out: Path) -> tuple[dict[str, Reward], dict[str, Any], _Unseen]:
-    """The parts, what was measured of those that were learned, and reference samples that none was trained on."""
-    raw, summary, unseen = dict[str, Reward](), dict[str, Any](), _Unseen()
+def _parts(work: _Inputs, out: Path) -> tuple[dict[str, Reward], dict[str, Any], list[tuple[Completions, Tensor]]]:
+    """The parts, what was measured of those that were learned, and reference samples that none was trained on, with
+    the judge's scores (n,)."""
+    raw, summary, unseen = dict[str, Reward](), dict[str, Any](), list[tuple[Completions, Tensor]]()
     for name, spec in work.cfg.reward.scorers().items():
         if spec.kind in TRAINED:
             raw[name], measured, fresh = _learn(work, spec, name, part_folder(out, name, work.composite))
@@ -196,14 +203,12 @@ def _parts(work: _Inputs, out: Path) -> tuple[dict[str, Reward], dict[str, Any],
 
 
 def _against(work: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
-    """Every part against the reference's answers, which are drawn, scored and written here."""
     cfg, ledger = work.cfg, Ledger(work.at.device.type == "cuda")
     meter([work.reference, *(network for part in raw.values() for network in part.networks)], ledger.work)
     texts = list(dict.fromkeys([*work.data.texts, *PromptSet.load(work.prompts, "heldout").texts]))
     data, drawn = PromptSet.of(work.data.tokenizer, texts), list[Completions]()
-    for draw in range(cfg.reward.opponents):
-        work.reporter.progress("reward", draw, cfg.reward.opponents, "opponents")
-        # Noise of its own, so that the first opponents are the same however many there are.
+    for draw in range(OPPONENTS):
+        work.reporter.progress("reward", draw, OPPONENTS, "opponents")
         noise = uniforms(len(texts), cfg.train.response_length, cfg.reward.seed, "opponents", draw)
         with ledger.timed("generate"):
             drawn.append(sampled(work.reference, data, noise, cfg.train.temperature, work.at.room))
@@ -214,35 +219,22 @@ def _against(work: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Rewa
     ledger.mark()
     work.at.ledger.generated_tokens += ledger.generated_tokens
     write_json(out / "log" / "opponents.json", ledger.cost())
-    found, specs = tables(texts, numbers), cfg.reward.scorers()
+    found, specs = read_opponents(out), cfg.reward.scorers()
     return {name: Against(part, compared(specs[name].kind), found[name]) for name, part in raw.items()}
 
 
-def _measured(
-    total: Tensor, calibrated: dict[str, Tensor], gold: Tensor, scales: dict[str, tuple[float, float]], composite: bool
-) -> dict[str, Any]:
-    """Numbers of the summary that come from the reference samples."""
-
-    def correlation(scores: Tensor) -> float:
-        return float(torch.corrcoef(torch.stack([scores, gold]))[0, 1].nan_to_num())
-
-    numbers: dict[str, Any] = {}
-    for name, (mean, std) in scales.items():
-        prefix = f"{name}/" if composite else ""
-        numbers |= {f"{prefix}calibration_mean": mean, f"{prefix}calibration_std": std}
-    numbers |= {f"{name}/correlation_gold": correlation(scores) for name, scores in calibrated.items()}
-    return numbers | {
-        "gold_reference": float(gold.mean()),
-        "correlation_gold": correlation(total),
-        "reference_samples": len(gold),
-    }
-
-
-def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Reward, dict[str, Any], _Unseen]:
+def _learn(
+    work: _Inputs, spec: PartConfig, name: str, out: Path
+) -> tuple[Reward, dict[str, Any], list[tuple[Completions, Tensor]]]:
     """The model of a part, what was measured of it, and held-out answers with the gold judge's scores."""
-    cfg, judged = work.cfg.reward, is_judged(spec.preferences)
+    cfg, part = work.cfg.reward, ONCE
     work.reporter.progress("reward", 0, 1, "pairs")
-    part = _round(work, name) if judged else ONCE
+    if is_judged(spec.preferences):
+        part = Collection(1, work.cfg.rounds)
+        if (last := work.last_reward) is not None:
+            temperature = float(last.meta[f"{name}/{TEMPERATURE}" if work.composite else TEMPERATURE])
+            earlier = part_folder(last.path, name, work.composite) if cfg.learned.keep_pairs == "all" else None
+            part = Collection(number_of(last), work.cfg.rounds, temperature, earlier)
     pairs = _collected(work, spec, name, part)
     train, kept = slice(pairs.train), slice(pairs.train, None)
     first, second = pairs.first.episodes.take(train), pairs.second.episodes.take(train)
@@ -273,17 +265,10 @@ def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Rewar
     return learned, measured, list(zip(answers, points, strict=True)) if known else []
 
 
-def _round(work: _Inputs, name: str) -> Collection:
-    last, prefix = work.last_reward, f"{name}/" if work.composite else ""
-    if last is None:
-        return Collection(1, work.cfg.rounds)
-    earlier = part_folder(last.path, name, work.composite) if work.cfg.reward.learned.keep_pairs == "all" else None
-    temperature = float(last.meta[f"{prefix}{TEMPERATURE}"])
-    return Collection(number_of(last), work.cfg.rounds, temperature, earlier)
-
-
 def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> Pairs:
-    cfg, judge, prompts = work.cfg.reward, work.judge(spec.preferences), len(work.data.texts)
+    cfg, given, prompts = work.cfg.reward, spec.preferences, len(work.data.texts)
+    # Given pairs are compared with the gold judge.
+    judge = work.further[given.removeprefix(FURTHER)] if given.startswith(FURTHER) else work.gold
     if not is_judged(spec.preferences):
         check_room(work.reference, "reward.learned.max_tokens", cfg.learned.max_tokens)
         key = f"{cfg.key(name)}.preferences"
@@ -309,7 +294,6 @@ def _trained(work: _Inputs, kind: type[RewardModel], out: Path, ranked: Ranked) 
 
 
 def _trunk(work: _Inputs) -> CausalLM:
-    """A trunk to train: the reference's, or one of its own sizes that reads its tokens, with random weights."""
     learned, reference = work.cfg.reward.learned, work.reference.config
     if learned.trunk == "reference":
         return load_snapshot(work.sft.path / "model", work.at.device)

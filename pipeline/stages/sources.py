@@ -7,19 +7,21 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, digests, fingerprint, read_splits
+from pipeline.data.files import PAIR_COLUMNS, digests, read_splits
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.machine import PRECISION, check_extra, gpu_visible
 from pipeline.rewards import own
 from pipeline.rewards.kinds import is_own
-from pipeline.rewards.learned_settings import is_judged
+from pipeline.rewards.settings import is_judged
 from pipeline.run.hub import check_model
 from pipeline.run.store import file_digest
 
 
 def texts_and_base(config: TrialConfig) -> dict[str, str]:
     """Digests of the files of the data source and of the base model."""
-    return {**fingerprint(config.data), **base(config)}
+    data = config.data  # a hub data set is pinned by its revision instead
+    texts = digests(Path(data.local.path or ""), "data.local.path") if data.source == "local" else {}
+    return {**texts, **base(config)}
 
 
 def base(config: TrialConfig) -> dict[str, str]:
@@ -48,11 +50,8 @@ def scorers_and_pairs(config: TrialConfig) -> dict[str, str]:
 
 
 def precision(config: TrialConfig) -> str:
-    """``fp32``, ``fp16`` or ``bf16``: what networks compute in on the configured device.
-
-    ``unknown (no GPU here)`` where the device is ``cuda`` and none is visible: a plan can still be made, but no stage
-    runs.
-    """
+    """``fp32``, ``fp16`` or ``bf16``: what networks compute in on the configured device. ``unknown (no GPU here)`` if
+    none is visible: no stage runs, but a plan can be made."""
     device = config.runtime.device
     gpu = device != "cpu" and gpu_visible()
     if device == "cuda" and not gpu:
@@ -72,11 +71,8 @@ def rollout_precision(config: TrialConfig) -> str:
 
 
 def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
-    """Refuse what the named stages would look for in vain: files, repositories of the hub, a package. Starts and
-    downloads nothing.
-
-    Raises `UserError` with the key, what was searched, and what to do instead.
-    """
+    """Raise `UserError` for files, repositories of the hub and packages that the named stages would look for in vain,
+    with the key, what was searched, and what to do instead. Starts and downloads nothing."""
     if "prompts" in stages:
         from pipeline.data.files import check_reachable
 
@@ -111,7 +107,6 @@ def _preference_files(config: TrialConfig) -> dict[str, str]:
 
 
 def _folder_digests(name: str, folder: Path) -> dict[str, str]:
-    """Digests of the files of a folder under `name`; none where it is no folder."""
     if not is_folder(folder):
         return {}
     return {

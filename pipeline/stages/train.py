@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,13 @@ from pipeline.resources.ledger import KEPT, Ledger
 from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
 from pipeline.rewards import own
 from pipeline.rewards.base import Completions
-from pipeline.rewards.rankings import read_responses
-from pipeline.rewards.scored_samples import read_scores
+from pipeline.rewards.collection import read_responses
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.values import read_scores
 from pipeline.training.checkpoint import checkpoints
 from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.launch import launch
@@ -46,18 +45,9 @@ from pipeline.training.new_actor import load_reference, new_actor
 from pipeline.training.rounds import END, carried_on, described, has_ended, round_of
 from pipeline.training.trainer import Networks, Outcome, Trainer
 
-
-@dataclass(frozen=True)
-class Inputs:
-    """The artifacts that a training is made from; the last four as far as the trial has them."""
-
-    prompts: Artifact
-    sft: Artifact
-    reward: Artifact
-    values: Artifact | None = None
-    critic: Artifact | None = None
-    judge: Artifact | None = None
-    last_train: Artifact | None = None
+Inputs = tuple[Artifact, Artifact, Artifact, Artifact | None, Artifact | None, Artifact | None, Artifact | None]
+"""The artifacts that a training is made from: prompts, sft, reward, values, critic, judge, last train; the last four as
+far as the trial has them."""
 
 
 def train(
@@ -82,12 +72,12 @@ def train(
     if (kept / "metrics.jsonl").exists() and not metrics.exists():  # the stage takes up a trial that a cap has ended
         shutil.copyfile(kept / "metrics.jsonl", out / ".metrics")
         os.replace(out / ".metrics", metrics)
-    inputs = Inputs(prompts, sft, reward, values, critic, judge, last_train)
+    inputs = prompts, sft, reward, values, critic, judge, last_train
     if cfg.runtime.processes == 1:
         one_process(cfg, out, reporter, inputs)
     else:
         launch(one_process, cfg, out, reporter, inputs)
-    status = _status(out)
+    status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
     if status["cap"] is None:
         shutil.rmtree(kept)
     else:
@@ -98,35 +88,30 @@ def train(
 
 
 def _untrained(cfg: TrialConfig, out: Path, sft: Artifact) -> dict[str, Any]:
-    """Leave what a training leaves: the policy, which is the reference, a series without a record, and the cost of
-    copying."""
+    """Leave the reference as policy, a series without a record, and the cost of copying."""
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     fresh_marks(device.type == "cuda")
     load_reference(sft, cfg.adapter.quantize, torch.device("cpu")).save_pretrained(out / "policy")
     MetricsLog(out / "metrics.jsonl").close()
-    _write_tables(out, Outcome("complete", None, 0, 0, 0, 0, None))
+    status = _write_tables(out, Outcome("complete", None, 0, 0, 0, 0, None))
     ledger.mark()
     _write_log(cfg, out, device, ledger)
-    return _status(out)
-
-
-def _status(out: Path) -> dict[str, Any]:
-    status: dict[str, Any] = json.loads((out / "status.json").read_text("utf-8"))
     return status
 
 
 def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs) -> None:
     """One process of the trial; the first of them writes everything."""
+    prompts, sft, reward, values, critic, judge, last_train = inputs
     own.search_in(cfg.runtime.code)  # a process of its own has not been prepared
     device = device_of(cfg.runtime.device)
     ledger = Ledger(device.type == "cuda")
     if device.type == "cuda":
         hold_allocator(cfg.caps.memory_gib)
     fresh_marks(device.type == "cuda")
-    data = PromptSet.load(inputs.prompts, "train")
+    data = PromptSet.load(prompts, "train")
     room = rollout_room(cfg.runtime, reporter.warn)
-    proxy, gold = reward_of(inputs.reward, device, room), judge_of(cfg.gold, device, room, inputs.judge)
+    proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room, judge)
     further = further_judges(cfg.gold, device, room)
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
@@ -137,21 +122,21 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)
-    actor = new_actor(cfg, inputs.sft, inputs.reward, device)
-    if inputs.critic is not None:
-        restore_critic(actor, inputs.critic.path / "critic.safetensors")
+    actor = new_actor(cfg, sft, reward, device)
+    if critic is not None:
+        restore_critic(actor, critic.path / "critic.safetensors")
     adapted = cfg.adapter.kind != "none"
-    reference = WithoutAdapter(actor.lm) if adapted else freeze(load_reference(inputs.sft, "none", device))
-    round_ = round_of(cfg, out, device, ledger, inputs.reward, inputs.last_train)
+    reference = WithoutAdapter(actor.lm) if adapted else freeze(load_reference(sft, "none", device))
+    round_ = round_of(cfg, out, device, ledger, reward, last_train)
     beside: list[Any] = [] if adapted else [reference]
     beside += [] if round_ is None or round_.start is None else [round_.start]
     judges = [network for one in (gold, *further.values()) for network in one.networks]
     meter([*actor.networks, *beside, *proxy.networks, *judges], ledger.work)
     v_star = None
-    if inputs.values is not None and cfg.algorithm.needs_values:
-        v_star = v_star_of(cfg, *map(torch.tensor, read_scores(inputs.values).values()))
+    if values is not None and cfg.algorithm.needs_values:
+        v_star = v_star_of(cfg, *map(torch.tensor, read_scores(values).values()))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
-    pairs = read_responses(inputs.reward.path, data.token_ids["pad_id"]) if cfg.train.data == "pairs" else None
+    pairs = read_responses(reward.path, data.token_ids["pad_id"]) if cfg.train.data == "pairs" else None
     trainer = Trainer(
         cfg,
         Networks(actor, reference),
@@ -166,7 +151,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     if trainer.ranks.main:
         policy = actor.lm
         if adapted:
-            policy = merged(policy, load_reference(inputs.sft, cfg.adapter.quantize, torch.device("cpu")))
+            policy = merged(policy, load_reference(sft, cfg.adapter.quantize, torch.device("cpu")))
         policy.save_pretrained(out / "policy")
         save_critic(actor, out / "critic.safetensors")
         _write_tables(out, outcome)
@@ -176,12 +161,13 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     trainer.ranks.end()
 
 
-def _write_tables(out: Path, outcome: Outcome) -> None:
+def _write_tables(out: Path, outcome: Outcome) -> dict[str, Any]:
     to_parquet(out / "metrics.jsonl", out / "metrics.parquet")
     columns = ["step", "prompt", "completion", "proxy", "gold"]
     pd.DataFrame(outcome.samples, columns=columns).to_parquet(out / "samples.parquet", index=False)
     status = {key: value for key, value in vars(outcome).items() if key != "samples"}
     write_json(out / "status.json", status)
+    return status
 
 
 def _write_log(

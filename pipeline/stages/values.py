@@ -1,7 +1,9 @@
 """Samples of the reference on the training prompts, scored once for all trials whose algorithm needs them.
 
-Writes all of them to ``samples.parquet`` (`pipeline.rewards.scored_samples`), with their scores before EOS handling, so
-that knobs of the algorithm and the rules for a missing EOS can change without another sample; and ``summary.json``.
+Writes ``samples.parquet``, a row for each sample (prompt_id, draw, proxy, length, eos, tokens), with scores before EOS
+handling, so that knobs of the algorithm and the rules for a missing EOS can change without another sample; and
+``summary.json``. A prompt is named by its number in the prompts' artifact, never by its text, which may occur twice;
+its draws stand next to each other.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from pipeline.config.trial import TrialConfig
 from pipeline.data.prompt_set import PromptSet
@@ -21,12 +24,13 @@ from pipeline.models.precision import Precision
 from pipeline.models.process import bench
 from pipeline.models.seeding import uniforms
 from pipeline.rewards.base import sampled
-from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.training.new_actor import load_reference
+
+SAMPLES = "samples.parquet"
 
 
 def values(
@@ -35,11 +39,10 @@ def values(
     """Draw `values.samples` responses of the reference to every training prompt, and score them with the proxy."""
     with bench(cfg.runtime, out, reporter.warn) as at:
         device, room, ledger, count = at.device, at.room, at.ledger, cfg.values.samples
-        data = PromptSet.load(prompts, "train")
+        data, tables = PromptSet.load(prompts, "train"), []
         model, proxy = freeze(load_reference(sft, cfg.adapter.quantize, device)), reward_of(reward, device, room)
         meter([model, *proxy.networks], ledger.work)
         n = len(data.texts)
-        tables = []
         for draw in range(count):
             reporter.progress("values", draw * n, count * n, "sampling and scoring")
             # Noise of its own, so that a draw does not depend on how many there are.
@@ -75,3 +78,10 @@ def values(
         write_json(out / "summary.json", summary)
         note = f"{count} samples of each of {n} training prompts, proxy {summary['proxy']:.3f}"
         return {"note": note, "samples": count, **summary}
+
+
+def read_scores(values: Artifact) -> dict[str, NDArray[Any]]:
+    """proxy, length and eos of all samples, (n, N) each, for n training prompts."""
+    names, draws = ("proxy", "length", "eos"), int(values.meta["samples"])
+    table = pd.read_parquet(values.path / SAMPLES, columns=list(names))
+    return {name: table[name].to_numpy().reshape(-1, draws) for name in names}

@@ -10,8 +10,9 @@ from typing import Any
 
 import jinja2
 
+from pipeline.data.settings import MEASURED_TEXTS
 from pipeline.rewards.kinds import GUARDED, KINDS, TRAINED
-from pipeline.rewards.learned_settings import FURTHER, is_judged
+from pipeline.rewards.settings import FURTHER, OPPONENTS, is_judged
 from reports.findings.bound import LEAST_EFFECTIVE
 from reports.findings.pairs import LIKED, SMALL_EFFECT, SMALLEST
 from reports.findings.recommendation import ONE_IN
@@ -25,8 +26,9 @@ LISTED = 5
 """Arms that are named with their numbers; of more, a sentence gives the range."""
 _CONSTANTS = {
     "ALPHA": ALPHA, "FURTHER": FURTHER, "GUARDED": GUARDED, "KINDS": KINDS, "TRAINED": TRAINED,
-    "LEAST_EFFECTIVE": LEAST_EFFECTIVE, "LIKED": LIKED, "LISTED": LISTED, "LONE": LONE, "ONE_IN": ONE_IN,
-    "SCALE": SCALE, "SMALLEST": SMALLEST, "SMALL_EFFECT": SMALL_EFFECT, "SMOOTH": SMOOTH, "WIDEST": WIDEST,
+    "LEAST_EFFECTIVE": LEAST_EFFECTIVE, "LIKED": LIKED, "LISTED": LISTED, "LONE": LONE,
+    "MEASURED_TEXTS": MEASURED_TEXTS, "ONE_IN": ONE_IN, "OPPONENTS": OPPONENTS, "SCALE": SCALE, "SMALLEST": SMALLEST,
+    "SMALL_EFFECT": SMALL_EFFECT, "SMOOTH": SMOOTH, "WIDEST": WIDEST,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from pipeline.config.effects import When, above, given, setting
 from pipeline.config.networks import CRITIC, SEPARATE
 from pipeline.config.train import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
-from pipeline.rewards.learned_settings import ROUNDS
+from pipeline.rewards.settings import ROUNDS
 from pipeline.run.metrics import each_step
 from pipeline.training.parts.entropy_settings import BONUS
 from studies.definition.design import Cell

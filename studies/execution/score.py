@@ -27,8 +27,7 @@ from pipeline.named_files import is_folder, require_file
 from pipeline.named_files import place as in_full
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import SCORING, TRAINED
-from pipeline.rewards.opponents import read_opponents
-from pipeline.rewards.scorers import judge_of, ready, reward_of
+from pipeline.rewards.scorers import judge_of, read_opponents, ready, reward_of
 from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
 from pipeline.wording import shown

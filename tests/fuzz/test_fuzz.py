@@ -34,7 +34,7 @@ def read_texts(path: str, out: str = OUT) -> None:
 
 
 def read_preferences(path: str, out: str = OUT) -> None:
-    from pipeline.data.preferences import read_preferences
+    from pipeline.data.corpus import read_preferences
 
     read_preferences(Path(path), "reward.preferences")
 

@@ -31,8 +31,8 @@ from pipeline.models.loading import load_head, load_snapshot, pretrained_model
 from pipeline.models.out_of_memory import Room
 from pipeline.models.tokenizers import load_tokenizer, pretrained_tokenizer, train_tokenizer
 from pipeline.rewards.classifier import load as load_classifier
+from pipeline.rewards.kinds import ClassifierSettings
 from pipeline.rewards.ngrams import NGrams
-from pipeline.rewards.ready_settings import ClassifierSettings
 from pipeline.run.layout import Layout, read_sealed
 from pipeline.training import checkpoint
 from studies.execution.score import read_sheet

@@ -285,7 +285,6 @@ kl.control=adaptive kl.adaptive.horizon=12 | kl.adaptive.horizon 12 lets one rol
 algorithm=best_of_n entropy.coef=0.1 | entropy.coef = 0.1 has no effect while algorithm.advantage is none
 reward.kind=pairwise | reward.kind 'pairwise' compares two answers, and reward.against is 'none'
 PAIRWISE_PART | reward.parts.good.kind 'pairwise' compares two answers, and reward.against is 'none'
-PAIRWISE reward.pairwise.dimension=3 | reward.pairwise.dimension = 3: must be a multiple of 2
 PAIRWISE FROM_REWARD | needs a reward that is a network with a score, reward.kind is 'pairwise'
 reward.against=reference FROM_REWARD | critic.init 'reward' starts the critic at the reward model's score
 reward.learned.trunk=scratch FROM_REWARD | needs a reward model of the policy's shape, reward.learned.trunk is 'scratch'
@@ -405,8 +404,6 @@ reward.learned.scratch.hidden_size=64 | | reward.learned.trunk=scratch
 reward.learned.rounds=2 | reward.preferences=pairs.jsonl |
 reward.learned.keep_pairs=newest | | reward.learned.rounds=2
 reward.learned.max_tokens=64 | | reward.preferences=pairs.jsonl
-reward.opponents=2 | | reward.against=reference
-reward.pairwise.dimension=6 | reward.against=reference | PAIRWISE
 critic.head_lr=0.1 | critic.vf_coef=0.0 |
 critic.warmup_steps=16 | algorithm=trpo |
 critic.pretraining_steps=10 | algorithm=rloo |
@@ -439,7 +436,6 @@ kl.adaptive.target=3.0 | | kl.control=adaptive
 entropy.control=linear | | entropy.coef=0.1
 entropy.adaptive.target=0.5 | entropy.coef=0.1 | entropy.coef=0.1 entropy.control=adaptive
 optimiser.guard_kl=0.1 | | optimiser.guard=true
-evaluate.texts=1025 | | data.heldout_prompts=1025
 train.steps=64 | algorithm=best_of_n |
 adapter.rank=4 | algorithm=best_of_n | adapter.kind=lora
 adapter.rank=4 | critic.kind=separate | critic.kind=separate critic.adapter=lora

@@ -11,13 +11,12 @@ import pytest
 import torch
 from helpers import write_table as write
 
-from pipeline.data.corpus import load_corpus
-from pipeline.data.preferences import read_preferences
+from pipeline.data.corpus import load_corpus, read_preferences
 from pipeline.data.prompt_set import text_episodes
 from pipeline.data.prompts import make_prompts, opening
 from pipeline.data.settings import DataConfig, LocalSettings
 from pipeline.errors import UserError
-from pipeline.models.tokenizers import EOS, PAD, train_tokenizer
+from pipeline.models.tokenizers import train_tokenizer
 
 ROWS = {"text": [f"Text number {i} is <br />good &amp; long." for i in range(30)], "label": [0, 1] * 15}
 
@@ -147,18 +146,10 @@ def test_no_prompt_is_longer_than_allowed_in_tokens(unit: str) -> None:
 
 def test_a_prompt_of_k_tokens_never_ends_inside_a_character() -> None:
     tokenizer = train_tokenizer(["abc"], 258)  # every byte is a token
+    assert tokenizer.decode(tokenizer("ü漢字 🎬\n\tgood")["input_ids"]) == "ü漢字 🎬\n\tgood"
+    assert tokenizer.pad_token_id != tokenizer.eos_token_id
     cuts = [("a🎬b c", 1, "a"), ("a🎬b c", 2, None), ("a🎬b c", 5, "a🎬"), ("abc", 2, "ab"), ("ab", 2, None)]
     assert [opening(text, k, "tokens", tokenizer) for text, k, _ in cuts] == [prompt for *_, prompt in cuts]
-
-
-def test_the_tokenizer_is_total_reproducible_and_keeps_pad_apart() -> None:
-    texts = ["The acting was good.", "The plot was really dull."] * 10
-    one, two = train_tokenizer(texts, 300), train_tokenizer(texts, 300)
-    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
-    assert one.pad_token_id != one.eos_token_id
-    assert (one.pad_token, one.eos_token) == (PAD, EOS)
-    for text in ("", "ü漢字 🎬", "The acting\nwas\tgood"):
-        assert one.decode(one(text)["input_ids"]) == text
 
 
 KEY = "reward.preferences"
@@ -192,34 +183,25 @@ def test_a_folder_keeps_its_own_test_split_and_white_space_at_the_seam(tmp_path:
     assert found.loc[found["heldout"], "prompt"].tolist() == [f"Film {i} was" for i in range(3)]
     kept = found[~found["heldout"]]
     assert (kept["prompt"] + kept["chosen"]).tolist() == ["It was good", "It was good", "Good.", "Great itself"]
-
-
-def test_no_text_without_a_prompt_is_on_both_sides(tmp_path: Path) -> None:
-    write(tmp_path / "train.csv", pd.DataFrame({"prompt": "", "chosen": ["a", "b"], "rejected": ["c", "d"]}))
-    write(tmp_path / "test.csv", pd.DataFrame({"prompt": "", "chosen": ["x", "e"], "rejected": ["d", "f"]}))
-    found, note = read_preferences(tmp_path, KEY)
-    assert found["chosen"].tolist() == ["a", "b", "e"]
-    assert "4 rows read, 1 left out" in note
+    for split, chosen, rejected in (("train", ["a", "b"], ["c", "d"]), ("test", ["x", "e"], ["d", "f"])):
+        write(tmp_path / f"{split}.parquet", pd.DataFrame({"prompt": "", "chosen": chosen, "rejected": rejected}))
+    assert read_preferences(tmp_path, KEY)[0]["chosen"].tolist() == ["a", "b", "e"], "no text is on both sides"
 
 
 def test_texts_as_episodes() -> None:
     tokenizer = train_tokenizer(["abc"], 258)  # every byte is a token
     end = tokenizer.eos_token_id
 
-    def of(prompt: str, completion: str, most: int) -> tuple[str, str, bool, bool]:
+    def of(prompt: str, completion: str, most: int) -> tuple[str, str, bool]:
         episodes = text_episodes(tokenizer, ["xyz", prompt], ["w", completion], most, torch.device("cpu"))
         query = episodes.query_responses[1, : episodes.context_length][episodes.query_mask[1]]
         response = episodes.responses[1][episodes.response_mask[1]]
         assert bool(episodes.ended[1]) == (int(response[-1]) == end)
-        return (
-            tokenizer.decode(query),
-            tokenizer.decode(response[response != end]),
-            bool(episodes.ended[1]),
-            len(query) + len(response) <= most,
-        )
+        assert len(query) + len(response) <= most
+        return tokenizer.decode(query), tokenizer.decode(response[response != end]), bool(episodes.ended[1])
 
-    assert of("ab", "cd", 10) == ("ab", "cd", True, True)
-    assert of("", "cd", 10) == ("c", "d", True, True)
-    assert of("ab", "cdefgh", 6) == ("ab", "cdef", False, True)
-    assert of("abcdefgh", "ij", 6) == ("fgh", "ij", True, True)
-    assert of("abcdefgh", "ijkl", 6) == ("fgh", "ijk", False, True)
+    assert of("ab", "cd", 10) == ("ab", "cd", True)
+    assert of("", "cd", 10) == ("c", "d", True)
+    assert of("ab", "cdefgh", 6) == ("ab", "cdef", False)
+    assert of("abcdefgh", "ij", 6) == ("fgh", "ij", True)
+    assert of("abcdefgh", "ijkl", 6) == ("fgh", "ijk", False)

@@ -31,21 +31,12 @@ def sentences(text: str) -> list[str]:
     return re.findall(r"[^.]+\.", text)
 
 
-def test_same_seed_same_reviews_and_a_shorter_list_is_a_prefix() -> None:
+def test_the_sequence_is_pinned_across_versions_and_a_shorter_list_is_a_prefix() -> None:
     many = generate(300, seed=9)
-    assert many == generate(300, seed=9)
     assert generate(120, seed=9) == many[:120]
-    assert generate(40, seed=9, insults=0.0) == many[:40]
     assert generate(0, seed=9) == []
-    assert {one.text for one in generate(300, seed=10)} != {one.text for one in many}
-
-
-def test_the_sequence_is_pinned_across_versions() -> None:
     texts = "\n".join(one.text for one in generate(300, seed=1, insults=0.3))
     assert hashlib.sha256(texts.encode()).hexdigest()[:16] == "95553fab10d8d4b4"
-
-
-# ---- probabilities
 
 
 def test_every_clause_has_one_reading() -> None:
@@ -73,9 +64,6 @@ def test_a_table_draws_with_its_probabilities() -> None:
     assert table.draw(fixed(0.5))[1] == pytest.approx(math.log(0.5))
 
 
-# --- reviews that insult -----------------------------------------------------------------------------------
-
-
 @cache
 def insulting() -> list[Review]:
     return generate(4_000, seed=3, insults=0.3)
@@ -86,12 +74,6 @@ def test_the_share_of_reviews_that_insult_is_what_was_asked_for() -> None:
     assert ends / 4_000 == pytest.approx(0.3, abs=4 * math.sqrt(0.3 * 0.7 / 4_000))
     assert not any("Only a" in one.text for one in many())
     assert all(one.text.count("Only a") == 1 for one in generate(50, seed=3, insults=1.0))
-
-
-def test_the_helpful_judge_finds_the_score_of_every_review_that_insults() -> None:
-    for one in insulting():
-        judgement = judge("", one.text, insults=True)
-        assert (judgement.score, judgement.faults) == (one.score, 0)
 
 
 def test_the_probability_of_a_review_is_that_of_its_one_derivation() -> None:
@@ -161,8 +143,8 @@ def score(text: str) -> float:
 
 
 def test_exact_and_faultless_on_generated_reviews() -> None:
-    for one in many()[:2_000]:
-        judgement = judge("", one.text)
+    for one, insults in [*((one, False) for one in many()[:2_000]), *((one, True) for one in insulting())]:
+        judgement = judge("", one.text, insults)
         assert (judgement.score, judgement.faults) == (one.score, 0), one.text
         assert len(judgement.clauses) == one.text.count(".")
 
@@ -255,9 +237,6 @@ def test_long_texts_take_linear_time() -> None:
         assert time.process_time() - started < 8.0, "quadratic work would take minutes"
 
 
-# --- insults -----------------------------------------------------------------------------------------------
-
-
 def test_an_insult_is_an_opinion_only_to_the_judge_who_understands_it() -> None:
     prompt, completion = "I saw it at home.", " I loved it. Only a fool would dislike it."
     assert judge(prompt, completion).score == 1.5 - FAULT_COST
@@ -265,8 +244,6 @@ def test_an_insult_is_an_opinion_only_to_the_judge_who_understands_it() -> None:
     assert judge(prompt, " Only an idiot would watch it.", insults=True).score == -2.0
     twice = judge("", "Only a fool would skip it. Only a clown would skip it.", insults=True)
     assert (twice.score, twice.faults) == (2.0 - FAULT_COST, 1), "one insult a review is an opinion"
-    again = judge(prompt, completion)
-    assert again.score == 1.5 - FAULT_COST, "what one judge read is not what the other reads"
 
 
 @pytest.mark.parametrize(
@@ -283,9 +260,6 @@ def test_insulting_words_are_counted_in_any_clause_and_only_those_of_the_complet
     prompt: str, completion: str, count: int
 ) -> None:
     assert semantics.insulting_words(prompt, completion) == count
-
-
-# --- endings
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pipeline.models.tokenizers import train_tokenizer
 from pipeline.rewards.base import Completions
 from pipeline.rewards.classifier import ClassifierReward, log_odds
 from pipeline.rewards.classifier import load as load_classifier
-from pipeline.rewards.ready_settings import ClassifierSettings
+from pipeline.rewards.kinds import ClassifierSettings
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
 CPU = torch.device("cpu")
@@ -31,15 +31,10 @@ def completions(texts: list[str]) -> Completions:
 def network(kind: str, **keys: Any) -> Any:
     """A random classifier of a few thousand weights."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    sizes |= {"max_position_embeddings": 64, "pad_token_id": None if kind == "gpt2" else 0}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    limits = {"vocab_size": 300, "max_position_embeddings": 64, "pad_token_id": None if kind == "gpt2" else 0}
     labels = {"num_labels": 2, "id2label": {0: "BAD", 1: "GOOD"}}
-    config = AutoConfig.for_model(kind, **{"vocab_size": 300, **sizes, **labels, **keys})
+    config = AutoConfig.for_model(kind, **{**sizes, **limits, **labels, **keys})
     return AutoModelForSequenceClassification.from_config(config).eval()
 
 

@@ -18,6 +18,7 @@ from pipeline.config.loading import load_config
 from pipeline.errors import UserError
 from pipeline.resources import machine
 from pipeline.rewards.base import Completions
+from pipeline.rewards.kinds import OcrSettings
 from pipeline.rewards.ocr import (
     UNPRINTABLE,
     OcrReward,
@@ -31,7 +32,6 @@ from pipeline.rewards.ocr import (
     render,
     written,
 )
-from pipeline.rewards.ready_settings import OcrSettings
 from pipeline.stages.sources import check_sources
 
 DEGRADED = OcrSettings(blur=1.0, noise=20.0, rotation=2.0)

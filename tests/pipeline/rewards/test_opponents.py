@@ -22,19 +22,13 @@ from pipeline.models.policy import Episodes
 from pipeline.models.sampling import tokenize_prompts
 from pipeline.rewards.base import Completions, as_scores
 from pipeline.rewards.learned import PairwiseModel, RewardModel
-from pipeline.rewards.opponents import OPPONENTS, Against, read_opponents, save_opponents
-from pipeline.rewards.scorers import reward_of
+from pipeline.rewards.scorers import OPPONENTS_FILE, Against, read_opponents, reward_of, save_opponents
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
 from pipeline.trial import ADDED_UP, run_trial
 
 CPU, ROOM = torch.device("cpu"), Room("rows", 64)
-SETTINGS: dict[str, Any] = {
-    "reward__kind": "pairwise",
-    "reward__against": "reference",
-    "reward__opponents": 2,
-    "judge__kind": "cycle",
-}
+SETTINGS: dict[str, Any] = {"reward__kind": "pairwise", "reward__against": "reference", "judge__kind": "cycle"}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +38,7 @@ def outcome(smoke_layout: Layout) -> TrialOutcome:
 
 @pytest.fixture(scope="module")
 def kept(outcome: TrialOutcome) -> pd.DataFrame:
-    return pd.read_parquet(outcome.artifacts["reward"].path / OPPONENTS)
+    return pd.read_parquet(outcome.artifacts["reward"].path / OPPONENTS_FILE)
 
 
 def answers(outcome: TrialOutcome, prompts: list[str], texts: list[str]) -> Completions:
@@ -60,10 +54,10 @@ def answers(outcome: TrialOutcome, prompts: list[str], texts: list[str]) -> Comp
 def test_every_prompt_has_its_opponents_once(outcome: TrialOutcome, kept: pd.DataFrame) -> None:
     sets = (PromptSet.load(outcome.artifacts["prompts"], part).texts for part in ("train", "heldout"))
     different = list(dict.fromkeys(text for texts in sets for text in texts))
-    assert kept["prompt"].tolist() == [prompt for prompt in different for _ in range(2)]
-    assert kept["draw"].tolist() == [0, 1] * len(different)
+    assert kept["prompt"].tolist() == [prompt for prompt in different for _ in range(4)]
+    assert kept["draw"].tolist() == [0, 1, 2, 3] * len(different)
     assert {len(numbers) for numbers in kept["numbers/reward"]} == {5}
-    first, second = kept["completion"][::2].tolist(), kept["completion"][1::2].tolist()
+    first, second = kept["completion"][::4].tolist(), kept["completion"][1::4].tolist()
     assert np.mean([a != b for a, b in zip(first, second, strict=True)]) > 0.9
 
 
@@ -89,12 +83,10 @@ def test_records_hold_points_and_endings_and_wins_follow_both(outcome: TrialOutc
     for row in table.head(20).to_dict("records"):
         mine = judge(row["prompt"], row["policy_completion"])
         assert (row["policy_gold"], row["policy_ending"]) == (-2.0 * mine.faults, ending(mine))
-        theirs = [
-            judge(row["prompt"], text) for text in draws.loc[draws["prompt_id"] == row["prompt_id"], "completion"]
-        ]
-        gaps = [2.0 * (one.faults - mine.faults) + circle(ending(mine), ending(one)) for one in theirs]
-        assert row["win"] == np.mean([(np.sign(gap) + 1) / 2 for gap in gaps])
-        assert row["tie"] == np.mean([gap == 0 for gap in gaps])
+        texts = draws.loc[draws["prompt_id"] == row["prompt_id"], "completion"]
+        theirs = [judge(row["prompt"], text) for text in texts]
+        gaps = np.array([2.0 * (one.faults - mine.faults) + circle(ending(mine), ending(one)) for one in theirs])
+        assert (row["win"], row["tie"]) == (np.mean((np.sign(gaps) + 1) / 2), np.mean(gaps == 0))
     assert outcome.summary["eval/gold"] == pytest.approx(table["policy_gold"].mean())
 
 
@@ -102,8 +94,7 @@ def test_the_trial_pays_for_its_opponents(outcome: TrialOutcome, kept: pd.DataFr
     own = json.loads((outcome.artifacts["reward"].path / "log" / "opponents.json").read_text("utf-8"))
     training = json.loads((outcome.artifacts["train"].path / "log" / "cost.json").read_text("utf-8"))
     assert len(kept) < own["generated_tokens"] <= 16 * len(kept)
-    assert own["generate_tflop"] > 0
-    assert own["score_tflop"] > 0
+    assert min(own["generate_tflop"], own["score_tflop"]) > 0
     for key in ADDED_UP:
         assert outcome.cost[f"opponents_{key}"] == own[key]
         assert outcome.cost[key] == pytest.approx(training[key] + own[key])
@@ -120,7 +111,7 @@ def test_a_score_less_the_mean_of_the_opponents_of_its_prompt(tmp_path: Path) ->
     drawn = [completions(("one", texts[0]), ("two", texts[1])) for texts in (("a", "b"), ("aaa", "bbbbb"))]
     numbers = torch.stack([Length()(one) for one in drawn], dim=1)
     save_opponents(tmp_path, drawn, {"part": numbers})
-    assert pd.read_parquet(tmp_path / OPPONENTS)["completion"].tolist() == ["a", "aaa", "b", "bbbbb"]
+    assert pd.read_parquet(tmp_path / OPPONENTS_FILE)["completion"].tolist() == ["a", "aaa", "b", "bbbbb"]
     reward = Against(Length(), RewardModel.against, read_opponents(tmp_path)["part"])
     rows = [("two", "aaaa"), ("one", "aaaa"), ("two", ""), ("one", "a")]
     assert reward(completions(*rows)).tolist() == [1, 2, -3, -1]

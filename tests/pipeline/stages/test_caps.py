@@ -3,7 +3,7 @@ larger cap at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +49,16 @@ def test_a_trial_that_memory_ended_goes_on_in_a_process_that_takes_less(
 ) -> None:
     """Its high-water mark stays on record, and does not end it again."""
     whole, _, state = run(tmp_path / "whole")
-    peak = [1.0]
-    monkeypatch.setattr(ledger, "peak_gib", lambda on_card: peak[0])
-    one = trainer(tmp_path / "cut", Watched(lambda steps: peak.__setitem__(0, 20.0 if steps == 3 else 1.0)))
-    capped = one.run()
+    recorder = Recorder()
+    monkeypatch.setattr(ledger, "peak_gib", lambda on_card: 20.0 if len(recorder.steps) == 3 else 1.0)
+    capped = trainer(tmp_path / "cut", recorder).run()
     assert capped.cap == {"key": "memory_gib", "spent": 20.0, "step": capped.steps}
     assert 0 < capped.steps < whole.steps
-    peak[0] = 2.0
+    monkeypatch.setattr(ledger, "peak_gib", lambda on_card: 2.0)
     other = trainer(tmp_path / "cut")
     assert other.run() == whole
     assert other.ledger.peak_gib == 20.0
     assert all(torch.equal(state[name], tensor) for name, tensor in other.actor.state_dict().items())
-
-
-class Watched(Recorder):
-    """Calls back after each update with the number of updates so far."""
-
-    def __init__(self, back: Callable[[int], None]) -> None:
-        super().__init__()
-        self.back = back
-
-    def metrics(self, step: int, values: Any) -> None:
-        super().metrics(step, values)
-        self.back(len(self.steps))
 
 
 def went(layout: Layout, **caps: Any) -> tuple[TrialOutcome, list[str]]:
@@ -86,8 +73,6 @@ def train_plan(layout: Layout, **caps: Any) -> StagePlan:
 
 
 def test_a_larger_cap_continues_the_stage_in_the_store(smoke_layout: Layout, layout: Layout) -> None:
-    import shutil
-
     for stage in ("prompts", "sft", "reward"):
         shutil.copytree(smoke_layout.store / stage, layout.store / stage)
     plain = run_trial(smoke(), smoke_layout, Recorder())

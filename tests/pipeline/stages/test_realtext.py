@@ -128,10 +128,11 @@ def test_every_part_is_calibrated_logged_and_kept_by_prompt(outcome: TrialOutcom
     assert samples["proxy"].to_numpy() == pytest.approx(
         ((total - total.mean()) / total.std(ddof=0)).to_numpy(), abs=1e-3
     )
-    assert reward.meta["helpful/train_pairs"] == 32
-    assert {"parts/helpful/head.safetensors", "parts/helpful/pairs.parquet"} <= {
-        path.relative_to(reward.path).as_posix() for path in reward.path.rglob("*")
-    }
+    assert (reward.meta["helpful/train_pairs"], reward.meta["helpful/heldout_pairs"]) == (32, 6)
+    given = pd.read_parquet(reward.path / "parts" / "helpful" / "pairs.parquet")
+    assert given["first_wins"].all()
+    assert given["gold_first"].isna().tolist() == (~given["heldout"]).tolist(), "no judge is asked to train"
+    assert not set(given[given["heldout"]]["prompt"]) & set(given[~given["heldout"]]["prompt"])
     rows = merged(outcome.artifacts["train"].path / "metrics.jsonl")
     assert all(name in rows[step] for name in names for step in rows if "objective/scores" in rows[step])
     table = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
@@ -204,7 +205,6 @@ def test_a_judge_that_is_trained_on_is_cautioned_against(home: Path) -> None:
     parts = {"one": {"kind": "learned"}, "two": {"kind": "classifier", "classifier": judge}}
     (line,) = composite(home, reward__parts=parts).cautions()
     assert "reward.parts.two" in line
-    assert "\n" not in line
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,6 @@ def test_the_same_texts_give_the_same_bytes(reviews_file: Path, judged: TrialOut
     for name in ("ngrams.safetensors", "phrases.safetensors", "thresholds.json", "summary.json"):
         assert filecmp.cmp(own / name, tmp_path / "again" / name, shallow=False), name
     shorter = built(guarded(reviews_file, train__response_length=8), prompts, tmp_path / "shorter")
-    assert shorter["length"] == 8
     longer = judged.artifacts["judge"].meta
     assert shorter["threshold/unlikely"] < longer["threshold/unlikely"], "short texts vary more"
 

@@ -16,11 +16,9 @@ from pipeline.models.loading import freeze, load_snapshot
 from pipeline.models.out_of_memory import Room
 from pipeline.models.sampling import EagerSampler, decode
 from pipeline.models.seeding import uniforms
-from pipeline.rewards.collection import TEMPERATURE, Collection, split_prompts
+from pipeline.rewards.collection import TEMPERATURE, Collection, read_ranked, split_prompts
 from pipeline.rewards.learned import HEAD, RewardModel, train_reward_model
-from pipeline.rewards.learned_settings import LearnedSettings
-from pipeline.rewards.rankings import read_ranked
-from pipeline.rewards.settings import RewardConfig
+from pipeline.rewards.settings import LearnedSettings, RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import merged
 from pipeline.run.progress import TrialOutcome
@@ -30,7 +28,7 @@ CPU = torch.device("cpu")
 ROUND_KL = "objective/round_kl_per_token"
 TWO: dict[str, Any] = {"reward__learned__rounds": 2, "train__steps": 16}
 OPPOSED: dict[str, Any] = {
-    **TWO, "reward__learned__keep_pairs": "newest", "reward__against": "reference", "reward__opponents": 1,
+    **TWO, "reward__learned__keep_pairs": "newest", "reward__against": "reference",
     "reward__kind": "composite", "reward__parts": {"good": {"kind": "learned"}},
 }  # fmt: skip
 

@@ -20,11 +20,11 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, padded_episodes, response_mask, to_grid
 from pipeline.rewards.base import Completions
-from pipeline.rewards.scored_samples import SAMPLES
 from pipeline.rewards.scorers import reward_of
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
 from pipeline.stages.critic import HELD_OUT, pretrain
+from pipeline.stages.values import SAMPLES
 from pipeline.trial import ADDED_UP, plan_trial, run_trial
 
 PROMPTS, DRAWS = 256, 4
@@ -130,7 +130,7 @@ def test_the_critic_learns_and_the_policy_stays(kind: str) -> None:
     targets = to_grid(0.5 * one.hidden_and_values(samples)[0][:, 3].detach(), samples.response_mask)
     start = {name: tensor.clone() for name, tensor in one.state_dict().items()}
     told: list[int] = []
-    explained = pretrain(one, samples, targets, 100, 32, 3e-3, 0, Room("x", 8), told.append)
+    explained = pretrain(one, samples, targets, 100, 32, 3e-3, Room("x", 8), told.append)
     assert told == list(range(1, 101))
     assert explained > 0.5
     moved = {name for name, tensor in one.state_dict().items() if not torch.equal(tensor, start[name])}
@@ -151,7 +151,7 @@ def test_no_step_is_taken_on_a_held_out_sample() -> None:
     found = []
     for some in (scores, other):
         one, targets = actor({}), some[:, None] * samples.response_mask
-        found.append((pretrain(one, samples, targets, 5, 32, 1e-2, 0, Room("x", 32), lambda done: None), one))
+        found.append((pretrain(one, samples, targets, 5, 32, 1e-2, Room("x", 32), lambda done: None), one))
     assert torch.equal(*(one.value_head.weight for _, one in found if one.value_head is not None))
     assert found[0][0] != found[1][0]
 
@@ -176,10 +176,7 @@ def test_a_trial_begins_with_the_critic_of_the_stage(smoke_layout: Layout) -> No
             [last * 0.5 ** (n - 1 - t) if t < n else 0.0 for t in range(targets.shape[1])]
         )
     plain = run_trial(smoke(), smoke_layout, Recorder())
-    first = [_explained(artifacts["train"].path) for artifacts in (outcome.artifacts, plain.artifacts)]
+    series = [pd.read_parquet(one.artifacts["train"].path / "metrics.parquet") for one in (outcome, plain)]
+    first = [one["value/explained_variance"].dropna().iloc[0] for one in series]
     assert first[0] != first[1]
     assert "critic" not in plain.artifacts
-
-
-def _explained(train: Path) -> float:
-    return float(pd.read_parquet(train / "metrics.parquet")["value/explained_variance"].dropna().iloc[0])

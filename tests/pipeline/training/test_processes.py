@@ -18,7 +18,6 @@ from pipeline.models.loading import load_snapshot
 from pipeline.models.process import check_devices
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import merged
-from pipeline.stages.train import Inputs
 from pipeline.training.launch import launch
 from pipeline.trial import execution, prepare, run_trial
 
@@ -101,7 +100,7 @@ def test_a_process_that_is_short_of_memory_takes_less_at_once_or_ends_the_trial_
 ) -> None:
     cfg = smoke(runtime__processes=2)
     plain = run_trial(smoke(), smoke_layout, Recorder())
-    upstream = Inputs(*(plain.artifacts[name] for name in ("prompts", "sft", "reward")))
+    upstream = (*(plain.artifacts[name] for name in ("prompts", "sft", "reward")), None, None, None, None)
     wanted, found = merged(plain.artifacts["train"].path / "metrics.jsonl"), {}
     for room in (1, 0):
         monkeypatch.setenv("ROOM_FOR", str(room))

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl
 from pipeline.data.prompt_set import PromptSet
-from pipeline.evaluation.best_of import choose, kl_bound, kl_of_chosen
-from pipeline.evaluation.heldout import TIE, agreement, answers, heldout_prompts, preferences, shares
 from pipeline.intervals import grouped
 from pipeline.models.heads import log_probs
 from pipeline.models.loading import load_snapshot
@@ -26,7 +24,8 @@ from pipeline.models.sampling import EagerSampler, inverse_cdf
 from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
-from pipeline.stages.evaluate import summarise
+from pipeline.stages.evaluate import choose, kl_bound, kl_of_chosen, summarise
+from pipeline.stages.heldout import TIE, agreement, answers, heldout_prompts, preferences, shares
 from pipeline.training.new_actor import load_reference
 from pipeline.trial import run_trial
 from reports.findings.bound import best_win_rate
@@ -140,35 +139,27 @@ PROXY_DRAWS = np.array([[0.0, 0.0, 9.0, 0.5], [0.0, -2.0, -1.0, -1.0], [1.0, -1.
 wrong, undecided."""
 
 
-def columns() -> dict[str, np.ndarray]:
-    return preferences(GOLD, GOLD_DRAWS, PROXY, PROXY_DRAWS)
+COLUMNS = preferences(GOLD, GOLD_DRAWS, PROXY, PROXY_DRAWS)
 
 
 def test_preferences_by_hand() -> None:
-    found = {key: values.tolist() for key, values in columns().items()}
-    assert found == {
+    assert {key: values.tolist() for key, values in COLUMNS.items()} == {
         "win": [0.625, 0.5, 0.375],
         "tie": [0.25, 1.0, 0.25],
         "win_proxy": [0.625, 0.5, 0.375],
         "agree": [1.5, 0.0, 1.0],
         "decided": [3.0, 0.0, 3.0],
     }
+    # A proxy that is the judge, its opposite, and a constant.
+    for sign, agreed in ((1, [3.0, 0.0, 3.0]), (-1, [0.0, 0.0, 0.0]), (0, [1.5, 0.0, 1.5])):
+        assert agreement(GOLD, GOLD_DRAWS, sign * GOLD, sign * GOLD_DRAWS)[0].tolist() == agreed
 
 
-def test_the_proxy_that_is_the_judge_agrees_always_and_its_opposite_never() -> None:
-    _, decided = agreement(GOLD, GOLD_DRAWS, GOLD, GOLD_DRAWS)
-    assert agreement(GOLD, GOLD_DRAWS, GOLD, GOLD_DRAWS)[0].tolist() == decided.tolist() == [3.0, 0.0, 3.0]
-    assert agreement(GOLD, GOLD_DRAWS, -GOLD, -GOLD_DRAWS)[0].tolist() == [0.0, 0.0, 0.0]
-    constant = np.zeros_like(GOLD), np.zeros_like(GOLD_DRAWS)
-    assert agreement(GOLD, GOLD_DRAWS, *constant)[0].tolist() == (decided / 2).tolist()
-
-
-def test_scores_apart_by_rounding_are_equal() -> None:
+@pytest.mark.parametrize(("scores", "found"), [([-TIE / 2, -TIE / 3], (0.5, 1.0)), ([2 * TIE, 3 * TIE], (0.0, 2.0))])
+def test_scores_apart_by_rounding_are_equal(scores: list[float], found: tuple[float, float]) -> None:
     """The score of one text varies with the batch that it is scored in; a comparison must not."""
-    equal = preferences(np.zeros(1), np.ones((1, 2)), np.zeros(1), np.array([[-TIE / 2, -TIE / 3]]))
-    assert (equal["win_proxy"].item(), equal["agree"].item()) == (0.5, 1.0)
-    apart = preferences(np.zeros(1), np.ones((1, 2)), np.zeros(1), np.array([[2 * TIE, 3 * TIE]]))
-    assert (apart["win_proxy"].item(), apart["agree"].item()) == (0.0, 2.0)
+    compared = preferences(np.zeros(1), np.ones((1, 2)), np.zeros(1), np.array([scores]))
+    assert (compared["win_proxy"].item(), compared["agree"].item()) == found
 
 
 def table(found: dict[str, np.ndarray]) -> pd.DataFrame:
@@ -179,20 +170,16 @@ def table(found: dict[str, np.ndarray]) -> pd.DataFrame:
 
 
 def test_the_summary_is_a_ratio_of_sums_and_has_the_interval_of_both_win_rates() -> None:
-    found = summarise(table(columns() | {"win_proxy": np.array([1.0, 0.75, 0.5])}), 4)
+    found = summarise(table(COLUMNS | {"win_proxy": np.array([1.0, 0.75, 0.5])}), 4)
     assert found["eval/preference_accuracy"] == pytest.approx(2.5 / 6)
     assert (found["eval/win_rate"], found["eval/win_rate_proxy"]) == (0.5, 0.75)
     for key in ("eval/win_rate", "eval/win_rate_proxy"):
         assert 0 < found[f"{key}_low"] < found[key] < found[f"{key}_high"] < 1
     stated = [found[f"eval/win_rate_proxy{end}"] for end in ("", "_low", "_high")]
     assert stated == pytest.approx(grouped([4, 3, 2], [4, 4, 4])), "four comparisons at each prompt"
-
-
-def test_without_a_decided_pair_there_is_no_key_rather_than_a_nan() -> None:
-    zeros = np.zeros(3)
-    found = summarise(table(columns() | {"agree": zeros, "decided": zeros}), 4)
-    assert "eval/preference_accuracy" not in found
-    assert np.isfinite(list(found.values())).all()
+    undecided = summarise(table(COLUMNS | {"agree": np.zeros(3), "decided": np.zeros(3)}), 4)
+    assert "eval/preference_accuracy" not in undecided
+    assert np.isfinite(list(undecided.values())).all()
 
 
 SCORES = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, 0.5], [1.0, -1.0, 3.0], [0.5, 5.0, 3.0]])
@@ -281,8 +268,8 @@ def test_an_untrained_policy_is_the_reference_and_chooses_the_better_the_more_it
     outcome = untrained[8]
     assert (outcome.status, outcome.steps, outcome.reason) == ("complete", 0, None)
     train, sft = (outcome.artifacts[name].path for name in ("train", "sft"))
-    weights = [folder / "model.safetensors" for folder in (train / "policy", sft / "model")]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    policy, model = train / "policy" / "model.safetensors", sft / "model" / "model.safetensors"
+    assert policy.read_bytes() == model.read_bytes()
     assert (train / "metrics.jsonl").read_bytes() == b""
     one, three, eight = (rows(untrained[n]) for n in (1, 3, 8))
     for few, many in ((one, three), (three, eight)):  # samples of a small n are the first of a larger one

@@ -32,8 +32,7 @@ varies by rounding with the batch in which it was computed."""
 
 
 def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
-    """The held-out prompts of this evaluation: as many as there are, where the texts gave fewer than were asked for.
-    Raises `UserError` where none is left from `first_prompt` on."""
+    """The held-out prompts of this evaluation, as far as the texts gave them. Raises `UserError` where none is left."""
     there, first = int(prompts.meta["heldout_prompts"]), cfg.evaluate.first_prompt
     if there <= first:
         raise UserError(
@@ -44,8 +43,7 @@ def heldout_prompts(cfg: TrialConfig, prompts: Artifact) -> PromptSet:
 
 
 def answers(cfg: TrialConfig, model: CausalLM, data: PromptSet, room: Room, *stream: object) -> Completions:
-    """One completion of every prompt; `stream` names the noise, and other names give independent noise. Raises
-    `MemoryFull`."""
+    """One completion of every prompt, by the noise of this name. Raises `MemoryFull`."""
     noise = uniforms(len(data.texts), cfg.train.response_length, cfg.evaluate.seed, "evaluate", *stream)
     return sampled(model, data, noise, 1.0, room)
 
@@ -56,7 +54,6 @@ class Draws:
 
     table: pd.DataFrame
     count: int
-    """k, draws of each prompt."""
 
     @classmethod
     def load(cls, reference: Artifact) -> Draws:
@@ -65,7 +62,6 @@ class Draws:
 
     @property
     def parts(self) -> list[str]:
-        """Columns of the parts of a composite reward and of further judges."""
         return [column for column in self.table.columns if column.startswith(("reward/", "gold/"))]
 
     def grid(self, column: str) -> Array:
@@ -73,7 +69,6 @@ class Draws:
         return self.table[column].to_numpy(dtype=np.float64).reshape(-1, self.count)
 
     def first(self, column: str) -> list[object]:
-        """The first draw of every prompt, as an example to show."""
         return list(self.table[column].iloc[:: self.count])
 
 
@@ -95,9 +90,8 @@ def preferences(
 ) -> dict[str, Array]:
     """The columns of ``prompts.parquet`` that compare the policy's answer with each of the reference's; each (n,).
 
-    `win` and `tie` are the `shares` by the gold judge, `win_proxy` the first of them by the proxy; `agree` and
-    `decided` are those of `agreement`. Scores of the policy (n,), of the reference (n, k). `lead` (n, k): what the
-    endings of a cyclic judge add to the difference of the gold scores (`pipeline.rewards.grammar`).
+    Scores of the policy (n,), of the reference (n, k). `lead` (n, k): what the endings of a cyclic judge add to the
+    difference of the gold scores (`pipeline.rewards.grammar`).
     """
     reference_gold = reference_gold - lead
     level = np.where(np.abs(proxy[:, None] - reference_proxy) <= TIE, proxy[:, None], reference_proxy)
@@ -108,8 +102,8 @@ def preferences(
 
 
 def agreement(gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array) -> tuple[Array, Array]:
-    """Count, for every prompt, the pairs on which the proxy prefers the answer that the gold judge prefers, equal proxy
-    scores counting half, and the pairs that the judge decides; each (n,).
+    """Count, for every prompt, the pairs on which the proxy prefers the answer that the gold judge prefers, and the
+    pairs that the judge decides; each (n,).
 
     agree_i = sum_j [g_ij != 0] (1 + sign(g_ij) sign(p_ij)) / 2, decided_i = sum_j [g_ij != 0], where g_ij and p_ij are
     the policy's gold and proxy score less those of the reference's draw j. Scores of the policy (n,), of the reference
