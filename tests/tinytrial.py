@@ -22,7 +22,7 @@ from pipeline.run.metrics import merged
 from pipeline.training.experience import Experience, Measured, Rows
 from pipeline.training.judging import Scores, TrainingData, v_star_of
 from pipeline.training.rounds import Round
-from pipeline.training.trainer import Networks, Outcome, Trainer
+from pipeline.training.trainer import Outcome, Trainer
 
 VOCAB, PAD, EOS = 31, 0, 1
 ROUNDING = 1e-5
@@ -119,7 +119,7 @@ def trainer(
     config = trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)})
     return Trainer(
         config,
-        Networks(actor_critic, reference),
+        (actor_critic, reference),
         TrainingData(
             queries,
             mask,
@@ -178,7 +178,7 @@ LORA_CRITIC: dict[str, Any] = {"critic__kind": "separate", "critic__adapter": "l
 FEW_BITS = LORA_CRITIC | {"critic__quantize": "8bit", "adapter__kind": "lora", "adapter__quantize": "4bit"}
 PARTS = {"low": {"kind": "learned"}, "odd": {"kind": "learned", "weight": 0.0}}
 FLOOR: dict[str, Any] = {
-    "reward__kind": "composite", "reward__parts": PARTS, "floor__part": "odd", "floor__lr": 2.0,
+    "reward__kind": "composite", "reward__parts": PARTS, "floor__part": "odd",
 }  # fmt: skip
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
@@ -191,7 +191,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     },
     "falling bonus": {"entropy__coef": 0.5, "entropy__control": "linear"},
     "floor": FLOOR,
-    "guard": {"optimiser__guard": True, "optimiser__guard_steps": 5},
+    "guard": {"optimiser__guard": True},
     "hinge": {"kl__hinge": 1e-3},
     "target": {"algorithm__target_kl": 1e-3},
     "in the loss": {"kl__place": "loss"},
@@ -202,7 +202,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "few bits": FEW_BITS,
     **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
-    "trpo": {**preset("trpo"), "algorithm__trpo__cg_iterations": 2},  # which take most of its time
+    "trpo": preset("trpo"),
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Interface of an algorithm: an estimator of advantages, and a surrogate of the policy's loss. Their code is found by
-the entries of `pipeline.algorithms.kinds`.
+"""Interface of an algorithm: an estimator of advantages, and a surrogate of the policy's loss, which stands here too.
+Their code is found by the entries of `pipeline.algorithms.kinds`.
 
 B sequences, T response columns, N valid tokens of some rows, row by row.
 """
@@ -14,8 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
+from pipeline.algorithms.mathematics.kl import limited
+from pipeline.algorithms.mathematics.losses import capped_weight_loss, policy_loss
+from pipeline.algorithms.settings import ClipSettings
 from pipeline.config.algorithm import AlgorithmConfig
 from pipeline.config.effects import value_at
+
+CISPO_CAP = 5.0
+"""The largest weight that a ratio can have in CISPO."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +88,20 @@ def surrogate_of(cfg: AlgorithmConfig) -> Losses:
     code: Surrogate = resolve_name(region.code)
     settings = value_at(cfg, cfg.trust_region) if region.settings else None
     return lambda new, old, advantages: code(new, old, advantages, settings)
+
+
+def clipped(new: Tensor, old: Tensor, advantages: Tensor, clip: ClipSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """The clipped surrogate."""
+    loss, active = policy_loss(new, old, advantages, *clip.epsilons)
+    return loss, {"policy/pg_clipfrac": active}
+
+
+def capped(new: Tensor, old: Tensor, advantages: Tensor, settings: None) -> tuple[Tensor, dict[str, Tensor]]:
+    """CISPO: the capped ratio as a constant weight of the log-probability."""
+    loss, active = capped_weight_loss(new, old, advantages, CISPO_CAP)
+    return loss, {"policy/pg_clipfrac": active}
+
+
+def unbounded(new: Tensor, old: Tensor, advantages: Tensor, settings: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """-A ratio."""
+    return -advantages * limited(new - old).exp(), {}

@@ -1,11 +1,14 @@
-"""Settings of single trust regions and advantages: the sections `algorithm.clip`, `algorithm.trpo` and the like."""
+"""Settings of single trust regions and advantages (`algorithm.clip` and the like), of the penalty that holds the policy
+near its reference (`kl`), and of the schedule of a coefficient."""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
-from pipeline.config.base import NonNegative, Positive, Section, StrictlyPositive
-from pipeline.config.effects import When
+from pipeline.config.base import NonNegative, Section, StrictlyPositive
+from pipeline.config.effects import Beside, Chosen, When, setting
 
 LEARNS = When(
     "an algorithm that takes gradient steps (algorithm.advantage other than none)",
@@ -17,6 +20,11 @@ ADAM_MOVES_THE_POLICY = When(
     lambda config: config.algorithm.trust_region != "trpo",
     "algorithm.trust_region",
 )
+PENALTY = When(
+    "a KL penalty: kl.beta above 0, or a schedule that goes above 0", lambda config: config.kl.acts, "kl.beta"
+)
+GROUPED = setting("kl.place", "reward", "loss")
+Control = Literal["fixed", "adaptive", "linear", "cosine"]
 
 
 class ClipSettings(Section):
@@ -33,16 +41,9 @@ class ClipSettings(Section):
         return self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
 
 
-class CispoSettings(Section):
-    """The capped ratio as a constant weight of the gradient (MiniMax 2025)."""
-
-    cap: StrictlyPositive = Field(5.0, description="the largest weight that a ratio can have")
-
-
 class KlPenaltySettings(Section):
     """An adaptive penalty on the KL from the rollout's policy (Schulman 2017, section 4)."""
 
-    coef: StrictlyPositive = Field(1.0, description="weight of the KL from the rollout's policy in the first update")
     target: StrictlyPositive = Field(
         0.01,
         description=(
@@ -52,17 +53,16 @@ class KlPenaltySettings(Section):
     )
 
 
+CG_ITERATIONS = 10
+"""Conjugate-gradient iterations of TRPO, one Fisher-vector product over the rollout each; Schulman 2015, appendix C."""
+
+
 class TrpoSettings(Section):
     """One natural-gradient step per rollout (Schulman 2015)."""
 
     delta: StrictlyPositive = Field(
         0.01, description="nats per token; the largest mean KL from the rollout's policy after a step"
     )
-    damping: NonNegative = Field(0.1, description="multiple of the identity that is added to the Fisher matrix")
-    cg_iterations: Positive = Field(
-        10, description="conjugate-gradient iterations, one Fisher-vector product over the rollout each"
-    )
-    line_search: Positive = Field(10, description="largest number of step lengths to try; each is 0.8 times the last")
 
 
 class VStarSettings(Section):
@@ -77,6 +77,111 @@ class VStarSettings(Section):
             " one the mean score"
         ),
     )
-    samples: Positive | None = Field(
-        None, description="samples of each prompt that are used, at most values.samples; none: all of them"
+
+
+class AdaptiveSettings(Section):
+    """A coefficient that moves so that a quantity comes near its target (Ziegler 2019)."""
+
+    target: StrictlyPositive
+    horizon: StrictlyPositive = Field(10_000, description="horizon of the controller in episodes")
+
+
+class Scheduled(Section):
+    """A section whose coefficient moves."""
+
+    control: Control = "fixed"
+    """adaptive: towards a target; linear, cosine: to `end`."""
+    end: Annotated[NonNegative, Beside("control: linear or cosine", lambda section: section.anneals, "control")] = (
+        Field(0.0, description="linear and cosine: the coefficient in the last update")
     )
+
+    @property
+    def start(self) -> float:
+        """The coefficient in the first update."""
+        raise NotImplementedError
+
+    @property
+    def anneals(self) -> bool:
+        """Return whether the coefficient goes to `end`."""
+        return self.control in ("linear", "cosine")
+
+    @property
+    def extremes(self) -> list[float]:
+        """The coefficient at the start and at the end."""
+        return [self.start, self.end] if self.anneals else [self.start]
+
+    @property
+    def acts(self) -> bool:
+        """Return whether the coefficient is above 0 in some part of the trial."""
+        return any(self.extremes)
+
+
+class KlTarget(AdaptiveSettings):
+    """The KL that beta is steered to."""
+
+    target: StrictlyPositive = Field(6.0, description="nats per sequence")
+
+
+class KlConfig(Scheduled):
+    """The penalty on the KL to the reference, and how its weight beta moves."""
+
+    beta: NonNegative = Field(0.05, description="weight of the penalty; the starting value when control is not fixed")
+    place: Annotated[Literal["reward", "score", "loss", "margin"], PENALTY] = Field(
+        "reward",
+        description=(
+            "where the penalty acts: on every token's reward; on the response's score, before a baseline is subtracted;"
+            " or in the loss. Whitening divides a beta in reward or score by the standard deviation of the advantages."
+            " margin: no penalty; beta scales the margin in a loss of pairs"
+        ),
+    )
+    loss_estimator: Annotated[Literal["k2", "k3"], setting("kl.place", "loss"), PENALTY] = Field(
+        "k2", description="estimator of the penalty in the loss; k1 is not offered, since its mean gradient is 0"
+    )
+    group: Annotated[Literal["token", "clause", "sentence", "sequence"], GROUPED, PENALTY] = Field(
+        "token",
+        description=(
+            "tokens whose log-ratios are summed before the estimator is taken. A clause ends in , ; : . ! ? or a new"
+            " line, a sentence in . ! ? or a new line, by the text of single tokens; the end of a response ends both;"
+            " sequence: the whole response"
+        ),
+    )
+    group_credit: Annotated[
+        Literal["shared", "last"], setting("kl.group", "clause", "sentence", "sequence"), GROUPED, PENALTY
+    ] = Field(
+        "shared",
+        description=(
+            "where the penalty of a group acts. In the reward, shared: evenly on its tokens; last: on its last token."
+            " In the loss, shared: its gradient goes through all its tokens; last: through its last token alone"
+        ),
+    )
+    control: Annotated[Control, PENALTY] = Field(
+        "fixed",
+        description="how beta moves. adaptive: to bring the KL near adaptive.target; linear, cosine: from beta to end",
+    )
+    adaptive: Annotated[KlTarget, Chosen("control"), PENALTY] = KlTarget()
+    hinge: Annotated[StrictlyPositive | None, ADAM_MOVES_THE_POLICY] = Field(
+        None,
+        description=(
+            "nats per token: while a mini-batch's KL to the reference is above it, the step of the policy, and of a"
+            " critic on its trunk, shrinks to hinge / KL"
+        ),
+    )
+
+    def grouped_in(self, place: Literal["reward", "loss"]) -> bool:
+        """Return whether the penalty is at `place`, and on groups of tokens."""
+        return self.place == place and self.group != "token"
+
+    @property
+    def by_sequence(self) -> bool:
+        """Return whether the loss is the square of a whole response's log-ratio, which is minimised on any samples."""
+        whole = self.grouped_in("loss") and self.group == "sequence" and self.group_credit == "shared"
+        return whole and self.loss_estimator == "k2"
+
+    @property
+    def squares_throughout(self) -> bool:
+        """Return whether that square has a weight above 0 from the first update to the last."""
+        return self.by_sequence and all(self.extremes)
+
+    @property
+    def start(self) -> float:
+        return self.beta

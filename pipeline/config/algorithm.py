@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.algorithms.settings import ADAM_MOVES_THE_POLICY
-from pipeline.config.base import Fraction, NonNegative, Positive, Section, StrictlyPositive, refuse, with_settings
+from pipeline.config.base import Fraction, NonNegative, Section, StrictlyPositive, refuse, with_settings
 from pipeline.config.effects import Always, Chosen, When, setting, value_at
 from pipeline.config.networks import FITTED_CRITIC, SEPARATE, TRAINED
 from pipeline.config.presets import PRESETS
@@ -131,16 +131,10 @@ class OptimiserConfig(Section):
     guard: Annotated[bool, ADAM_MOVES_THE_POLICY] = Field(
         False,
         description=(
-            "reduce the learning rate of the policy, and of a critic on its trunk, when the KL per token of a rollout"
-            " exceeds guard_kl"
+            "halve the learning rate of the policy, and of a critic on its trunk, for 100 gradient steps after a"
+            " rollout whose KL per token exceeds guard_kl"
         ),
     )
     guard_kl: Annotated[StrictlyPositive, GUARD, ADAM_MOVES_THE_POLICY] = Field(
         0.015, description="KL to the reference above which the guard acts, in nats per token"
-    )
-    guard_factor: Annotated[Fraction, GUARD, ADAM_MOVES_THE_POLICY] = Field(
-        0.5, description="factor by which the guard reduces the learning rate"
-    )
-    guard_steps: Annotated[Positive, GUARD, ADAM_MOVES_THE_POLICY] = Field(
-        100, description="number of gradient steps for which the guard reduces the learning rate"
     )

@@ -22,15 +22,12 @@ def _sizes(config: Config) -> None:
     """More is asked for than there is, processes cannot share a mini-batch, or one rollout could take an adaptive
     coefficient to 0 or below."""
     first, prompts, there = config.evaluate.first_prompt, config.evaluate.prompts, config.data.heldout_prompts
-    used, drawn, processes = config.algorithm.v_star.samples, config.values.samples, config.runtime.processes
-    train, asked = config.train, f"evaluate.first_prompt {first} + " * bool(first)
-    least = 0.2 * train.batch_size  # `pipeline.algorithms.mathematics.controllers.adapted` clips errors at 0.2
+    train, processes = config.train, config.runtime.processes
+    asked = f"evaluate.first_prompt {first} + " * bool(first)
+    least = 0.2 * train.batch_size  # `pipeline.training.parts.coefficients` clips errors at 0.2
     refuse({
         f"{asked}evaluate.prompts {prompts} is more than data.heldout_prompts {there}; raise the latter to at least"
         f" {first + prompts}": first + prompts > there,
-        f"algorithm.v_star.samples {used} is more than values.samples {drawn}; raise the latter to at least {used}": (
-            used is not None and used > drawn
-        ),
         f"runtime.processes {processes} does not divide a mini-batch of {train.mini_batch_size} episodes"
         " (train.batch_size / train.num_mini_batches)": bool(train.mini_batch_size % processes),
         **{

@@ -48,25 +48,17 @@ class TrainConfig(Section):
     temperature: Annotated[StrictlyPositive, Always()] = Field(
         1.0, description="sampling temperature; log-probabilities are computed at the same temperature"
     )
-    missing_eos: Annotated[Literal["replace", "subtract", "none"], ROLLOUTS] = Field(
+    missing_eos: Annotated[Literal["replace", "none"], ROLLOUTS] = Field(
         "replace", description="what a response without EOS gets instead of its score"
     )
-    missing_eos_penalty: Annotated[NonNegative, setting("train.missing_eos", "replace", "subtract"), ROLLOUTS] = Field(
-        1.0, description="replace: score is minus this; subtract: this is subtracted"
+    missing_eos_penalty: Annotated[NonNegative, setting("train.missing_eos", "replace"), ROLLOUTS] = Field(
+        1.0, description="the score is minus this"
     )
     overlong_share: Annotated[Fraction, ROLLOUTS] = Field(
         0.0, description="share of response_length at its end over which overlong_penalty grows; 0: no such penalty"
     )
     overlong_penalty: Annotated[NonNegative, above("train.overlong_share"), ROLLOUTS] = Field(
         1.0, description="in score units: subtracted in full from a response that is cut, in part from one nearly so"
-    )
-    min_entropy: NonNegative = Field(
-        0.01,
-        description="entropy below which a rollout has collapsed and the trial ends as diverged, in nats per token",
-    )
-    max_repetition: Fraction = Field(
-        0.8,
-        description="share of repeated token pairs above which a rollout has collapsed and the trial ends as diverged",
     )
     stop: Annotated[tuple[StopRule, ...], Always()] = Field(
         (), description="what ends the trial early; set by a study's falsifiers and its search"

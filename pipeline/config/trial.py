@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.kinds import PARTS
-from pipeline.algorithms.kl_settings import KlConfig
-from pipeline.algorithms.settings import LEARNS
+from pipeline.algorithms.settings import LEARNS, KlConfig
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.base import Positive, Section, Seed, StrictlyPositive, with_settings
 from pipeline.config.checks import check_combinations

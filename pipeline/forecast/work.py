@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.algorithms.kinds import ADVANTAGES
-from pipeline.config.effects import value_at
+from pipeline.algorithms.settings import CG_ITERATIONS
 from pipeline.config.train import has_replay, only_watched
 from pipeline.data.settings import MEASURED_TEXTS
 from pipeline.forecast.memory import ForecastSubject, Shape, Trained
@@ -108,7 +108,7 @@ def update_work(trial: ForecastSubject) -> dict[str, Work]:
     if cfg.algorithm.trust_region == "trpo":
         # A product with Fisher's matrix is a forward with tangents, three times as much as without, and a pass forth
         # and back, in fp32. The line search and the gradient are left out.
-        products = value_at(cfg, "algorithm.trpo.cg_iterations") + 1
+        products = CG_ITERATIONS + 1
         found["natural step"] = ((forward + logits) * 3 + policy) * (products * ledger.T4_FLOPS / ledger.T4_FP32_FLOPS)
         epoch = critic
     else:

@@ -40,10 +40,10 @@ from pipeline.run.store import Artifact
 from pipeline.stages.values import read_scores
 from pipeline.training.checkpoint import checkpoints
 from pipeline.training.judging import Scores, TrainingData, v_star_of
-from pipeline.training.launch import launch
 from pipeline.training.new_actor import load_reference, new_actor
+from pipeline.training.processes import launch
 from pipeline.training.rounds import END, carried_on, described, has_ended, round_of
-from pipeline.training.trainer import Networks, Outcome, Trainer
+from pipeline.training.trainer import Outcome, Trainer
 
 Inputs = tuple[Artifact, Artifact, Artifact, Artifact | None, Artifact | None, Artifact | None, Artifact | None]
 """The artifacts that a training is made from: prompts, sft, reward, values, critic, judge, last train; the last four as
@@ -139,7 +139,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
     pairs = read_responses(reward.path, data.token_ids["pad_id"]) if cfg.train.data == "pairs" else None
     trainer = Trainer(
         cfg,
-        Networks(actor, reference),
+        (actor, reference),
         TrainingData(data.ids, data.mask, data.token_ids, v_star, pairs, closes),
         score,
         out,

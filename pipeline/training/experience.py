@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.kl_settings import KlConfig
-from pipeline.algorithms.mathematics.token_groups import group_numbers
+from pipeline.algorithms.mathematics.shaping import group_numbers
+from pipeline.algorithms.settings import KlConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation
 

@@ -12,14 +12,12 @@ from torch import Tensor
 from pipeline.algorithms.base import Judged
 from pipeline.algorithms.mathematics.groups import v_star
 from pipeline.algorithms.mathematics.shaping import (
-    beta_in_reward,
     group_non_score_reward,
     handle_missing_eos,
     non_score_reward,
     overlong,
     with_floor,
 )
-from pipeline.algorithms.settings import VStarSettings
 from pipeline.config.effects import value_at
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
@@ -93,6 +91,11 @@ class RolloutContext:
     start: CausalLM | None = None
     """The policy that the round began with, in a trial with several; in the first it is the reference itself."""
 
+    @property
+    def beta_in_reward(self) -> float:
+        """The beta of the rewards; 0 where the penalty is in the loss, or beta weighs margins."""
+        return self.terms.kl_coef if self.cfg.kl.place in ("reward", "score") else 0.0
+
     def prompts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and mask of prompts by their numbers (n,) on the CPU: (n, P) each, on the device."""
         device = self.ranks.device
@@ -134,7 +137,7 @@ def shaped(context: RolloutContext, scores: Scores, episodes: Episodes, measured
     """The score of each response after EOS handling, (B,), and the KL penalty of each token, (B, T); score units."""
     mask, kl = episodes.response_mask, context.cfg.kl
     final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, context.cfg.train)
-    beta = beta_in_reward(context.terms.kl_coef, kl.place)
+    beta = context.beta_in_reward
     pair = measured.logprobs, measured.ref_logprobs, mask
     if not kl.grouped_in("reward"):
         return final, non_score_reward(*pair, beta)
@@ -150,11 +153,8 @@ def final_scores(proxy: Tensor, lengths: Tensor, ended: Tensor, train: TrainConf
 
 def v_star_of(cfg: TrialConfig, proxy: Tensor, lengths: Tensor, ended: Tensor) -> Tensor:
     """V* of n prompts, (n,) float64, by N samples of the reference for each; (n, N) their calibrated training rewards
-    before EOS handling, valid tokens, and True where they ended by EOS. `algorithm.v_star.samples` of them are used,
-    scored as the responses of a rollout are."""
-    knobs: VStarSettings = value_at(cfg, "algorithm.v_star")
-    used = slice(knobs.samples)
-    return v_star(final_scores(proxy[:, used], lengths[:, used], ended[:, used], cfg.train), knobs.beta)
+    before EOS handling, valid tokens, and True where they ended by EOS. They are scored as those of a rollout are."""
+    return v_star(final_scores(proxy, lengths, ended, cfg.train), value_at(cfg, "algorithm.v_star.beta"))
 
 
 def judge(final: Tensor, non_score: Tensor, values: Tensor | None, mask: Tensor, cfg: TrialConfig) -> Judged:
@@ -171,7 +171,7 @@ def judge_beside(context: RolloutContext, episodes: Episodes, rows: Sequence[int
     prompts. Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
     scores = score_rows(context, episodes, rows)
-    if beta_in_reward(context.terms.kl_coef, cfg.kl.place) == 0:  # then no log-prob is in the rewards
+    if context.beta_in_reward == 0:  # then no log-prob is in the rewards
         final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
         return judge(final, torch.zeros_like(mask, dtype=final.dtype), None, mask, cfg)
     return judge(*shaped(context, scores, episodes, measure(context, episodes)), None, mask, cfg)

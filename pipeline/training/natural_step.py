@@ -6,29 +6,29 @@ the critic on mini-batches. So all algorithms count the same gradient steps.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from pipeline.algorithms.mathematics.controllers import lr_schedule
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl
 from pipeline.algorithms.mathematics.losses import value_loss
-from pipeline.algorithms.mathematics.natural_gradient import (
-    LineSearch,
-    conjugate_gradient,
-    line_search,
-    step_length,
-)
-from pipeline.algorithms.settings import TrpoSettings
+from pipeline.algorithms.mathematics.natural_gradient import LineSearch, conjugate_gradient, line_search
+from pipeline.algorithms.settings import CG_ITERATIONS
 from pipeline.config.effects import value_at
 from pipeline.models.fisher import fisher_product, flat, shaped_as, swapped, trained
 from pipeline.models.heads import chunks, gather, log_probs
 from pipeline.models.policy import response_hidden
 from pipeline.models.trunk import recomputing
 from pipeline.training.experience import Experience, Rows, summed
-from pipeline.training.update import Learner, MiniBatch, OnStep, total
+from pipeline.training.update import Learner, MiniBatch, OnStep, lr_schedule, total
 
 REFUSED = LineSearch(False, 0, 0.0, 0.0)
+DAMPING = 0.1
+"""Multiple of the identity that is added to the Fisher matrix, which few samples make nearly singular."""
+POINTS = 10
+"""Largest number of step lengths to try; the last is 0.13 of the first."""
 
 
 class NaturalLearner(Learner):
@@ -51,9 +51,9 @@ class NaturalLearner(Learner):
         return taken
 
     @property
-    def knobs(self) -> TrpoSettings:
-        found: TrpoSettings = value_at(self.cfg, "algorithm.trpo")
-        return found
+    def delta(self) -> float:
+        """Bound on the mean KL of a step, nats per token."""
+        return float(value_at(self.cfg, "algorithm.trpo.delta"))
 
     def holds(self, position: int) -> bool:
         """Never: a warm-up is one of the optimiser's steps."""
@@ -102,8 +102,9 @@ class NaturalLearner(Learner):
         }
 
     def natural_step(self, experience: Experience, uphill: Tensor) -> Tensor:
-        """The step (P,) along (F + damping)⁻¹ `uphill`, as long as the quadratic model of the KL allows."""
-        knobs, lm, temperature = self.knobs, self.actor.lm, self.cfg.train.temperature
+        """The step (P,) along (F + damping)⁻¹ `uphill`, as long as the quadratic model of the KL allows: √(2 δ / s'Fs)
+        times its direction s; 0 where the model has no KL at all."""
+        lm, temperature = self.actor.lm, self.cfg.train.temperature
         recompute = self.cfg.runtime.gradient_checkpointing
 
         def fisher(vector: Tensor) -> Tensor:
@@ -112,15 +113,13 @@ class NaturalLearner(Learner):
             )
             return means["F"]
 
-        step = conjugate_gradient(
-            lambda vector: fisher(vector).add_(knobs.damping * vector), uphill, knobs.cg_iterations
-        )
-        return step.mul_(step_length(knobs.delta, float(step.dot(fisher(step)))))
+        step = conjugate_gradient(lambda vector: fisher(vector).add_(DAMPING * vector), uphill, CG_ITERATIONS)
+        curvature = float(step.dot(fisher(step)))
+        return step.mul_(math.sqrt(2 * self.delta / curvature) if curvature > 0 else 0.0)
 
     @torch.no_grad()
     def _search(self, experience: Experience, step: Tensor) -> LineSearch:
-        """Move the policy to the first accepted point of the line search, if there is one."""
-        parameters, knobs = trained(self.actor.lm), self.knobs
+        parameters = trained(self.actor.lm)
         parts = list(shaped_as(parameters, step))
         at: list[Tensor] = []
 
@@ -129,7 +128,7 @@ class NaturalLearner(Learner):
             means = self.token_means(experience, lambda rows: self.gain_and_kl(rows, at))
             return float(means["gain"]), float(means["kl"])
 
-        found = line_search(evaluate, knobs.delta, knobs.line_search)
+        found = line_search(evaluate, self.delta, POINTS)
         if found.accepted:
             for parameter, moved in zip(parameters, at, strict=True):
                 parameter.copy_(moved)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
+from pipeline.algorithms.gae import starts
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import to_go
 from pipeline.algorithms.mathematics.shaping import token_rewards
-from pipeline.algorithms.replay import starts
 from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import permutation, uniforms
@@ -38,8 +38,10 @@ def replay(
     """Sample the states of these episodes onwards, those of the rows `share` of a rollout; with the tokens sampled for
     each row, (B,) int64. Raises `MemoryFull`."""
     cfg, mask = context.cfg, episodes.response_mask
-    chosen = chosen_rows(len(prompts), cfg.replay.share, cfg.train.seed, update)[share].to(mask.device)
-    known = starts(episodes.lengths, mask.shape[1], cfg.replay.every) & chosen.unsqueeze(1)
+    chosen = torch.zeros(len(prompts), dtype=torch.bool)
+    some = max(round(cfg.replay.share * len(prompts)), 1)
+    chosen[permutation(len(prompts), cfg.train.seed, "replayed", update)[:some]] = True
+    known = starts(episodes.lengths, mask.shape[1], cfg.replay.every) & chosen[share].to(mask.device).unsqueeze(1)
     values, noise = torch.zeros_like(mask, dtype=torch.float32), torch.zeros_like(mask, dtype=torch.float32)
     tokens = torch.zeros_like(episodes.lengths)
     for t in known.any(0).nonzero().flatten().tolist():
@@ -49,13 +51,6 @@ def replay(
         noise[rows, t] = returns.var(1) / returns.shape[1] if returns.shape[1] > 1 else torch.nan
         tokens[rows] += sampled.sum(1)
     return Replayed(values, known, noise), tokens
-
-
-def chosen_rows(size: int, share: float, seed: int, update: int) -> Tensor:
-    """(B,) True for the episodes of a rollout whose states are replayed; at least one."""
-    chosen = torch.zeros(size, dtype=torch.bool)
-    chosen[permutation(size, seed, "replayed", update)[: max(round(share * size), 1)]] = True
-    return chosen
 
 
 def _continued(

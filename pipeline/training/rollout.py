@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.base import Judged, Replayed, estimator_of
+from pipeline.algorithms.base import Replayed, estimator_of
+from pipeline.algorithms.gae import targets
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
-from pipeline.algorithms.replay import targets
 from pipeline.config.train import has_replay
-from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
 from pipeline.training.experience import Experience, Measured, groups_of
@@ -35,7 +34,6 @@ class Rollout(Experience):
 
     @property
     def sampled_tokens(self) -> int:
-        """All tokens that were sampled for it."""
         return int(self.episodes.response_mask.sum()) + self.tokens_beside
 
 
@@ -69,9 +67,13 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             **reward_metrics(scores, final, non_score),
             **sampling_metrics(episodes),
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
-            **baseline_metrics(judged, final, cfg),
             **(replay_metrics(judged, replayed, share.beside, discount(cfg)) if replayed else {}),
         }
+        if judged.greedy is not None:
+            metrics["objective/greedy_reward"] = float(judged.greedy.mean())
+        if ADVANTAGES[cfg.algorithm.advantage].least_responses > 1:
+            groups = final.view(-1, cfg.train.responses_per_prompt)
+            metrics["objective/equal_groups"] = float((groups == groups[:, :1]).all(1).float().mean())
         check_finite(metrics)
         if measured.values is not None and expected is not None:
             explained = explained_variance(measured.values, expected, mask)
@@ -80,9 +82,9 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             advantages = masked_whiten(advantages, counted)
         advantages = torch.where(mask, advantages, 0.0)
         returns = None if expected is None else targets(judged, expected)
-        groups = groups_of(episodes, cfg.kl, data.closes) if cfg.kl.grouped_in("loss") else None
+        numbers = groups_of(episodes, cfg.kl, data.closes) if cfg.kl.grouped_in("loss") else None
     beta, beside = context.terms.kl_coef, int(share.beside.sum())
-    return Rollout(episodes, measured, advantages, returns, beta, scores, metrics, beside, groups=groups)
+    return Rollout(episodes, measured, advantages, returns, beta, scores, metrics, beside, groups=numbers)
 
 
 @dataclass(frozen=True)
@@ -118,18 +120,6 @@ def _own_share(context: RolloutContext, prompts: Tensor, update: int) -> _Share:
         replayed, beside = replay(context, prompts, episodes, share, update)
         return replace(own, replayed=replayed, beside=beside)
     return own
-
-
-def baseline_metrics(judged: Judged, final: Tensor, cfg: TrialConfig) -> dict[str, float]:
-    """Metrics of the baseline of responses, where an advantage has one without a critic; final (B,) scores after EOS
-    handling, before any KL penalty."""
-    found = {}
-    if judged.greedy is not None:
-        found["objective/greedy_reward"] = float(judged.greedy.mean())
-    if ADVANTAGES[cfg.algorithm.advantage].least_responses > 1:
-        groups = final.view(-1, cfg.train.responses_per_prompt)
-        found["objective/equal_groups"] = float((groups == groups[:, :1]).all(1).float().mean())
-    return found
 
 
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:

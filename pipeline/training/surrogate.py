@@ -7,8 +7,6 @@ second one is the usual backward with these slopes as weights. Exact, and nothin
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import torch
 from torch import Tensor
 
@@ -52,8 +50,10 @@ def _of_responses(rows: Rows, weight: Tensor, per_sequence: Tensor, cfg: TrialCo
     share = torch.ones_like(lengths, dtype=now.dtype)
     if algorithm.ratio == "sequence_mean":
         share = share / lengths
-    old, advantages = of_rows(rows.old_logprobs, mask, share), to_grid(rows.advantages, mask)[:, 0]
-    level = of_rows(now, mask, share).requires_grad_()
+    # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
+    old, level = ((to_grid(flat, mask).double().sum(1) * share).to(flat.dtype) for flat in (rows.old_logprobs, now))
+    advantages = to_grid(rows.advantages, mask)[:, 0]
+    level.requires_grad_()
     with torch.enable_grad():
         losses, metrics = surrogate_of(algorithm)(level, old, advantages)
         (slope,) = torch.autograd.grad(losses.sum(), level)
@@ -64,12 +64,6 @@ def _of_responses(rows: Rows, weight: Tensor, per_sequence: Tensor, cfg: TrialCo
     return LossTerm(lambda tokens, logprobs, entropy: slopes[tokens] * logprobs, lambda logprobs: sums)
 
 
-def of_rows(flat: Tensor, mask: Tensor, share: Tensor | float = 1.0) -> Tensor:
-    """Sums over each response, times its `share` (b,): flat (N,) and mask (b, T) of the rows; (b,)."""
-    # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
-    return (to_grid(flat, mask).double().sum(1) * share).to(flat.dtype)
-
-
 def response_weights(lengths: Tensor, tokens: Tensor, sequences: int, longest: int, cfg: AlgorithmConfig) -> Tensor:
     """Summed weight of a response's tokens, times the mini-batch's number of tokens; (B,).
 
@@ -77,14 +71,8 @@ def response_weights(lengths: Tensor, tokens: Tensor, sequences: int, longest: i
     that a response can have. A token has this divided by its response's length: 1 for ``token_mean``. The weights of
     ``seq_mean_token_sum`` and ``constant`` differ by a factor that does not vary, which Adam divides out again.
     """
-    match cfg.aggregation:
-        case "token_mean":
-            return lengths.to(tokens.dtype)
-        case "seq_mean_token_mean":
-            return (tokens / sequences).expand(len(lengths))
-        case "seq_mean_token_sum":
-            return lengths * (tokens / sequences)
-        case "constant":
-            return lengths * (tokens / (sequences * longest))
-        case _:
-            assert_never(cfg.aggregation)
+    if cfg.aggregation == "token_mean":
+        return lengths.to(tokens.dtype)
+    if cfg.aggregation == "seq_mean_token_mean":
+        return (tokens / sequences).expand(len(lengths))
+    return lengths * (tokens / (sequences * (longest if cfg.aggregation == "constant" else 1)))

@@ -25,7 +25,7 @@ from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler, choose_sampler
 from pipeline.resources.ledger import BYTES_STEP, Ledger
 from pipeline.run.progress import Leaving, Reporter, asked_to_leave
-from pipeline.training.checkpoint import Checkpoints
+from pipeline.training.checkpoint import Checkpoints, TrainingState
 from pipeline.training.experience import Experience, in_turn
 from pipeline.training.health import Diverged, check_collapse, check_end, check_finite, check_start
 from pipeline.training.judging import RolloutContext, ScoreFn, TrainingData
@@ -34,7 +34,6 @@ from pipeline.training.part import TAKEN, Terms, parts_of
 from pipeline.training.processes import Ranks
 from pipeline.training.rollout import Rollout, collect
 from pipeline.training.rounds import Round, last_update
-from pipeline.training.state import TrainingState
 from pipeline.training.update import Learner
 
 
@@ -53,21 +52,13 @@ class Outcome:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Networks:
-    """The trained network, and the one that it is compared with."""
-
-    actor: ActorCritic
-    reference: CausalLM
-
-
 class Trainer:
     """The training of one trial. Everything that changes while it runs is in `state`, and so in every checkpoint."""
 
     def __init__(
         self,
         cfg: TrialConfig,
-        networks: Networks,
+        networks: tuple[ActorCritic, CausalLM],
         data: TrainingData,
         score: ScoreFn,
         out: Path,
@@ -75,11 +66,12 @@ class Trainer:
         ledger: Ledger,
         round_: Round | None = None,
     ) -> None:
-        """`out`: the folder of the metrics and the checkpoints; `round_`: the one that is trained, of a training with
-        several."""
-        self.device = next(networks.actor.parameters()).device
+        """`networks`: the trained one and its reference; `out`: the folder of the metrics and the checkpoints;
+        `round_`: the one that is trained, of a training with several."""
+        actor, reference = networks
+        self.device = next(actor.parameters()).device
         self.cfg, self.data, self.watch, self.ledger = cfg, data, watch, ledger
-        self.actor, self.round = networks.actor.to(self.device).eval(), round_ or Round(1, 1)
+        self.actor, self.round = actor.to(self.device).eval(), round_ or Round(1, 1)
         self.precision, self.ranks = Precision.of(self.device), Ranks.of(self.device)
         self.end = last_update(cfg.train.updates, self.round.number, self.round.count)
         self.parts = parts_of(cfg)
@@ -91,7 +83,7 @@ class Trainer:
         sampler = choose_sampler(cfg.runtime.sampler, eager, self.precision, watch.warn)
         self.rollout_context = RolloutContext(
             self.actor,
-            networks.reference,
+            reference,
             score,
             cfg,
             data,
@@ -99,7 +91,7 @@ class Trainer:
             room,
             ledger.timed,
             self.ranks,
-            start=None if round_ is None else round_.start or networks.reference,
+            start=None if round_ is None else round_.start or reference,
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
         room = Room("runtime.micro_batch_size", rows, watch.warn)
@@ -193,7 +185,6 @@ class Trainer:
         return replace(rollout, metrics={**rollout.metrics, **shown})
 
     def _experience(self, rollout: Rollout) -> Experience:
-        """Return what the steps of an update learn from: the rollout, or stored pairs where there are any."""
         if self.data.pairs is None:
             return rollout
         with self.precision.autocast():
@@ -215,11 +206,10 @@ class Trainer:
         return {name: value for part in parts for name, value in part.after(measured, moved).items()}
 
     def _look(self, rollout: Rollout) -> None:
-        """Check the health of a rollout, and what must hold of the first."""
         if self.state.update == 0:
             with self.ledger.timed("selfcheck"), self.precision.autocast():
                 check_start(rollout, self.actor, self.cfg.train.temperature, self.precision.tolerance)
-        check_collapse(rollout.metrics, self.cfg)
+        check_collapse(rollout.metrics)
 
     def _check_end(self) -> None:
         with self.ledger.timed("selfcheck"), self.precision.autocast():

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from pipeline.algorithms.mathematics.controllers import lr_schedule
 from pipeline.algorithms.mathematics.kl import k2, k3, limited
 from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.config.trial import TrialConfig
@@ -293,3 +292,8 @@ def step_metrics(rows: Rows, logprobs: Tensor) -> dict[str, Tensor]:
         "policy/ratio": ratio,
         "policy/kl_ref_per_token": ratio * (logprobs - rows.ref_logprobs),
     }
+
+
+def lr_schedule(cfg: TrialConfig, position: int) -> float:
+    """Factor on the learning rates at a gradient step, by its place among those planned: linear to 0, or constant."""
+    return 1 - position / cfg.train.steps if cfg.optimiser.lr_schedule == "linear" else 1.0

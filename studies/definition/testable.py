@@ -13,7 +13,7 @@ from pipeline.config.train import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.settings import ROUNDS
 from pipeline.run.metrics import each_step
-from pipeline.training.parts.entropy_settings import BONUS
+from pipeline.training.parts.settings import BONUS
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
 from studies.definition.fields import EVALUATION

@@ -19,7 +19,7 @@ from pipeline.run.metrics import MetricsLog
 from pipeline.run.progress import Reporter
 from pipeline.training import checkpoint as checkpoint_module
 from pipeline.training.judging import Scores, TrainingData
-from pipeline.training.trainer import Networks, Trainer
+from pipeline.training.trainer import Trainer
 
 NEVER = -1
 """EOS token that the network cannot sample, so that every response has its full length."""
@@ -72,7 +72,7 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
     tokens = {"eos_id": NEVER, "pad_id": PAD}
     trainer = Trainer(
         cfg,
-        Networks(actor, freeze(size.network().to(device))),
+        (actor, freeze(size.network().to(device))),
         TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), tokens),
         score,
         folder,

@@ -1,1 +1,1 @@
-"""Pure functions over tensors: KL, masked averages, advantages, losses, shaped rewards, controllers."""
+"""Pure functions over tensors: KL, masked averages, advantages, losses, shaped rewards."""

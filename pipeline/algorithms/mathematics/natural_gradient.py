@@ -46,17 +46,6 @@ def fisher_of_logits(pi: Tensor, tangent: Tensor) -> Tensor:
     return pi * (tangent - expectation(pi, tangent).unsqueeze(-1))
 
 
-def step_length(delta: float, curvature: float) -> float:
-    """√(2 δ / s'Fs): what a direction s is multiplied with to cost δ nats of KL by the quadratic model.
-
-    0 where the model has no KL at all, as for a gradient of 0.
-
-    >>> step_length(0.02, 4.0), step_length(0.02, 0.0)
-    (0.1, 0.0)
-    """
-    return math.sqrt(2 * delta / curvature) if curvature > 0 else 0.0
-
-
 @dataclass(frozen=True)
 class LineSearch:
     """Outcome of a line search."""

@@ -1,33 +1,75 @@
-"""Per-token rewards: the KL penalty on every token and the score on the last one."""
+"""Per-token rewards: the KL penalty on every token or on groups of them (clauses, sentences, the whole response), and
+the score on the last one.
+
+Grids are (B, T); mask is True on valid tokens, a prefix of each row. A group is known by its number, which counts the
+groups that end before it in its row. What stands on invalid tokens is never read; results are 0 there.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pipeline.algorithms.mathematics.token_groups import Credit, credited, group_sums
+Credit = Literal["shared", "last"]
 
 
-def handle_missing_eos(
-    scores: Tensor, ended: Tensor, how: Literal["replace", "subtract", "none"], penalty: float
-) -> Tensor:
+def group_numbers(closes: Tensor) -> Tensor:
+    """Number of tokens before each one that close a group: (B, T) bool to (B, T) int64.
+
+    The last valid token of a row closes its group whatever `closes` holds, since no valid token follows it.
+
+    >>> group_numbers(torch.tensor([[False, True, False, True, False]])).tolist()
+    [[0, 0, 1, 1, 2]]
+    """
+    return closes.cumsum(1) - closes.long()
+
+
+def group_sums(x: Tensor, groups: Tensor, mask: Tensor) -> Tensor:
+    """Σ x over the valid tokens of its group, on each of them; (B, T) in the units and the dtype of x.
+
+    >>> x, groups = torch.tensor([[1.0, 2.0, 4.0, 9.0]]), torch.tensor([[0, 0, 1, 1]])
+    >>> group_sums(x, groups, torch.tensor([[True, True, True, False]])).tolist()
+    [[3.0, 3.0, 4.0, 0.0]]
+    """
+    # In fp64, so that the columns of padding, which go with the micro-batch, do not move the last digit.
+    valid = torch.where(mask, x, torch.zeros_like(x)).double()
+    sums = torch.zeros_like(valid).scatter_add(1, groups, valid).gather(1, groups)
+    return torch.where(mask, sums, 0.0).to(x.dtype)
+
+
+def credited(whole: Tensor, groups: Tensor, mask: Tensor, credit: Credit) -> Tensor:
+    """Spread the worth of a group over its tokens: whole (B, T), equal on the tokens of a group, to (B, T).
+
+        shared: whole / n on each of its n valid tokens;  last: whole on the last valid one, 0 on the others
+
+    Σ over a response is that of its groups, in the units and the dtype of `whole`.
+    """
+    if credit == "last":
+        return torch.where(group_ends(groups, mask), whole, torch.zeros_like(whole))
+    sizes = torch.zeros_like(groups).scatter_add(1, groups, mask.long()).gather(1, groups)
+    return torch.where(mask, whole / sizes.clamp(min=1), torch.zeros_like(whole))
+
+
+def group_ends(groups: Tensor, mask: Tensor) -> Tensor:
+    """True on the last valid token of each group; (B, T) bool.
+
+    >>> group_ends(torch.tensor([[0, 0, 1, 1]]), torch.tensor([[True, True, True, False]])).tolist()
+    [[False, True, True, False]]
+    """
+    behind = torch.ones_like(mask[:, :1])
+    other = torch.cat([groups[:, 1:] != groups[:, :-1], behind], dim=1)
+    return mask & (other | ~torch.cat([mask[:, 1:], ~behind], dim=1))
+
+
+def handle_missing_eos(scores: Tensor, ended: Tensor, how: Literal["replace", "none"], penalty: float) -> Tensor:
     """Return the scores, changed for responses that were cut before their EOS.
 
     scores (B,); ended (B,) bool, True where the response ended by EOS; `penalty` in score units, as is the result (B,).
-    ``replace``: -penalty instead of the score (a fixed score, as Ziegler 2019's code gives it); ``subtract``: score -
-    penalty (as TRL's `missing_eos_penalty`); ``none``: the score.
+    ``replace``: -penalty instead of the score (a fixed score, as Ziegler 2019's code gives it); ``none``: the score.
     """
-    match how:
-        case "none":
-            return scores
-        case "replace":
-            return torch.where(ended, scores, torch.full_like(scores, -penalty))
-        case "subtract":
-            return torch.where(ended, scores, scores - penalty)
-        case _:
-            assert_never(how)
+    return scores if how == "none" else torch.where(ended, scores, torch.full_like(scores, -penalty))
 
 
 def overlong(scores: Tensor, lengths: Tensor, ended: Tensor, longest: int, share: float, penalty: float) -> Tensor:
@@ -45,18 +87,6 @@ def overlong(scores: Tensor, lengths: Tensor, ended: Tensor, longest: int, share
     return scores - penalty * torch.where(ended, near, torch.ones_like(near))
 
 
-def beta_in_reward(kl_coef: float, place: Literal["reward", "score", "loss", "margin"]) -> float:
-    """The beta of the rewards: all of it, or 0 where the penalty is in the loss (`pipeline.training.parts.kl`) or beta
-    weighs margins."""
-    match place:
-        case "reward" | "score":
-            return kl_coef
-        case "loss" | "margin":
-            return 0.0
-        case _:
-            assert_never(place)
-
-
 def non_score_reward(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
     """-β (log π - log ref) on valid tokens, 0 elsewhere.
 
@@ -71,7 +101,7 @@ def group_non_score_reward(
     logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, groups: Tensor, kl_coef: float, credit: Credit
 ) -> Tensor:
     """-β D of each group of tokens, with D = Σ (log π - log ref) over it, put on its tokens by `credit`
-    (`pipeline.algorithms.mathematics.token_groups.credited`).
+    (`pipeline.algorithms.mathematics.shaping.credited`).
 
     Shapes and units as `non_score_reward`, groups (B, T) as `group_numbers` gives them. The sum over a response does
     not depend on the groups.

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.algorithms.kl_settings import KlConfig
-from pipeline.algorithms.mathematics.controllers import doubled_or_halved, hinge
 from pipeline.algorithms.mathematics.kl import k3
-from pipeline.algorithms.settings import KlPenaltySettings
+from pipeline.algorithms.settings import KlConfig, KlPenaltySettings
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.networks import CriticConfig
 from pipeline.config.train import TrainConfig
@@ -18,9 +16,11 @@ from pipeline.training.experience import LossTerm, Rows
 from pipeline.training.part import TAKEN, Part, Step
 
 STOP_FACTOR = 1.5
-LIMIT = 2.0**20
-"""Largest factor between the coefficient of the old KL and its start, up or down, so that it never rounds to 0 or
-infinity."""
+GUARD_FACTOR, GUARD_STEPS = 0.5, 100
+OLD_KL_TOLERANCE = 1.5
+START, LIMIT = 1.0, 2.0**20
+"""Coefficient of the old KL in the first update, and the largest factor on it, up or down: it never rounds to 0 or
+infinity. The start matters for a few updates alone, since each doubles or halves it."""
 MOVED = "policy/old_kl"
 
 
@@ -38,8 +38,8 @@ class WarmUp(Part[CriticConfig]):
 class Guard(Part[OptimiserConfig]):
     """A cut of the policy's learning rate after a rollout that was too far from the reference.
 
-    A KL per token above `guard_kl` sets the factor for the next `guard_steps` gradient steps; another one within that
-    time starts the count again, it does not cut deeper.
+    A KL per token above `guard_kl` halves it for the next 100 gradient steps; another one within that time starts the
+    count again, it does not cut deeper.
     """
 
     keeps = ("remaining",)
@@ -51,7 +51,7 @@ class Guard(Part[OptimiserConfig]):
         return cfg.optimiser.guard
 
     def step(self, measured: Mapping[str, float]) -> Step:
-        factor = self.settings.guard_factor if self.remaining > 0 else 1.0
+        factor = GUARD_FACTOR if self.remaining > 0 else 1.0
         return Step(factor, metrics={"policy/lr_factor": factor})
 
     def stepped(self) -> None:
@@ -59,13 +59,17 @@ class Guard(Part[OptimiserConfig]):
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         if measured["objective/kl_per_token"] > self.settings.guard_kl:
-            self.remaining = self.settings.guard_steps
+            self.remaining = GUARD_STEPS
         return {}
 
 
 class Hinge(Part[KlConfig]):
     """A learning rate that falls as the policy leaves the reference: by min(1, threshold / KL) in each gradient step,
-    with `kl.hinge` in nats per token."""
+    with `kl.hinge` in nats per token.
+
+    It acts on the learning rate, since Adam divides a scale of the loss out again. It never reaches 0: a policy that is
+    held still has no way back.
+    """
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
@@ -73,7 +77,8 @@ class Hinge(Part[KlConfig]):
 
     def step(self, measured: Mapping[str, float]) -> Step:
         assert self.settings.hinge is not None
-        factor = hinge(measured["policy/kl_ref_per_token"], self.settings.hinge)
+        kl, threshold = measured["policy/kl_ref_per_token"], self.settings.hinge
+        factor = 1.0 if kl <= threshold else threshold / kl
         return Step(factor, metrics={"policy/kl_hinge": factor})
 
 
@@ -102,7 +107,7 @@ class OldKl(Part[KlPenaltySettings]):
 
     def __init__(self, cfg: TrialConfig, settings: KlPenaltySettings) -> None:
         super().__init__(cfg, settings)
-        self.coef = settings.coef
+        self.coef = START
 
     def loss(self, rows: Rows) -> LossTerm | None:
         # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
@@ -117,9 +122,12 @@ class OldKl(Part[KlPenaltySettings]):
 
     def after(self, measured: Mapping[str, float], policy_moved: bool) -> Mapping[str, float]:
         if policy_moved:
-            start, target = self.settings.coef, self.settings.target
-            coef = doubled_or_halved(self.coef, measured[MOVED], target)
-            self.coef = min(max(coef, start / LIMIT), start * LIMIT)
+            kl, target, coef = measured[MOVED], self.settings.target, self.coef
+            if kl > OLD_KL_TOLERANCE * target:
+                coef *= 2
+            elif kl < target / OLD_KL_TOLERANCE:
+                coef /= 2
+            self.coef = min(max(coef, START / LIMIT), START * LIMIT)
         return {MOVED: measured[MOVED]}
 
 

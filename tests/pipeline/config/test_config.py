@@ -254,7 +254,6 @@ algorithm=grpo train.responses_per_prompt=5 | batch_size 64 is no multiple of re
 algorithm=reinforce train.num_epochs=2 | does not correct a second pass over a rollout, and train.num_epochs is 2
 algorithm=a_star_po train.num_epochs=2 kl.group=clause | does not correct a second pass over a rollout
 algorithm=best_of_n critic.kind=shared | critic.kind 'shared' is not for advantage 'none': use none
-algorithm=a_star_po algorithm.v_star.samples=17 | is more than values.samples 16; raise the latter to at least 17
 algorithm=rloo algorithm.trust_region=kl_penalty | bounds the KL per token, and ratio 'sequence_sum' is that of a whole
 algorithm=vine_ppo replay.share=0.5 | needs values in every episode, and replay.share is 0.5; use 1
 kl.place=margin | kl.place 'margin' is the beta of a loss of pairs, and algorithm.trust_region is 'clip'
@@ -306,7 +305,6 @@ reward.preferences='judge:' | must be judge, judge:NAME, or the path
 TWO floor.part=harmles | floor.part 'harmles': reward.parts has none of that name; did you mean
 floor.part=x | there are: none, since reward.kind is not composite
 ONE_PART floor.part=one | floor.part 'one' is the only part of the reward
-FLOOR floor.weight=11 | floor.weight 11 is above floor.max_weight 10
 FLOOR algorithm=a_star_po | use scores that were made before it
 data.source=local | source 'local' needs data.local.path
 data.source=hub | source 'hub' needs data.hub.name
@@ -414,17 +412,15 @@ critic.lr=0.1 | critic.kind=separate critic.init=reward critic.vf_coef=0.0 | cri
 critic.quantize=8bit | critic.kind=separate | critic.kind=separate critic.adapter=lora
 algorithm.gamma=0.9 | algorithm=rloo | algorithm=reinforce_pp
 algorithm.clip.epsilon=0.1 | algorithm.trust_region=none |
-algorithm.cispo.cap=2.0 | | algorithm.trust_region=cispo
-algorithm.kl_penalty.coef=2.0 | | algorithm=ppo_penalty
+algorithm.kl_penalty.target=2.0 | | algorithm=ppo_penalty
 algorithm.trpo.delta=0.02 | | algorithm=trpo
 algorithm.target_kl=0.02 | algorithm=trpo |
 optimiser.lr=0.1 | algorithm=trpo critic.lr=0.2 critic.head_lr=0.2 | algorithm=trpo
 algorithm.gae_lambda=0.9 | algorithm=rloo |
 optimiser.clip_norms=together | | critic.kind=separate
-train.missing_eos=subtract | algorithm=dpo |
+train.missing_eos=none | algorithm=dpo |
 train.overlong_penalty=2.0 | | train.overlong_share=0.2
 algorithm.v_star.beta=2.0 | | algorithm=a_star_po
-algorithm.v_star.samples=8 | | algorithm=a_star_po
 values.samples=32 | algorithm=rloo | algorithm=a_star_po
 train.missing_eos_penalty=2.0 | train.missing_eos=none |
 kl.place=loss | kl.beta=0.0 |

@@ -37,7 +37,7 @@ from pipeline.rewards.learned import LearnedReward, RewardModel
 from pipeline.rewards.settings import RewardConfig
 from pipeline.run.layout import Layout
 from pipeline.training.judging import Scores, TrainingData
-from pipeline.training.trainer import Networks, Trainer
+from pipeline.training.trainer import Trainer
 from pipeline.trial import prepare, run_trial
 from studies.definition.schema import single
 from studies.execution.agenda import Agenda
@@ -113,7 +113,7 @@ def spend(folder: Path, architecture: str, checkpointing: bool = False, full: bo
         whole = torch.ones_like(queries, dtype=torch.bool), torch.ones_like(responses, dtype=torch.bool)
         pairs = Episodes(torch.cat([queries, responses], 1), *whole, torch.ones(len(queries), dtype=torch.bool))
     data = TrainingData(queries, mask, tokens, pairs=pairs)
-    Trainer(cfg, Networks(actor, reference), data, score, folder, Recorder(), ledger).run()
+    Trainer(cfg, (actor, reference), data, score, folder, Recorder(), ledger).run()
     return ledger
 
 

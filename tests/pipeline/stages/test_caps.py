@@ -16,6 +16,7 @@ from pipeline.resources import ledger
 from pipeline.run.dag import StagePlan
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
+from pipeline.training import health
 from pipeline.trial import plan_trial, run_trial
 
 
@@ -35,8 +36,11 @@ def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the
     assert all(torch.equal(state[name], resumed[name]) for name in state)
 
 
-def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(tmp_path: Path) -> None:
-    knobs: dict[str, Any] = {"train__min_entropy": 3.0, "optimiser__lr": 3e-2}
+def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "MIN_ENTROPY", 3.0)
+    knobs: dict[str, Any] = {"optimiser__lr": 3e-2}
     whole, _, state = run(tmp_path / "a", **knobs)
     # The cap is reached with the very tokens after which the next rollout shows the collapse.
     capped, _, kept = run(tmp_path / "b", caps={"generated_tokens": whole.tokens}, **knobs)

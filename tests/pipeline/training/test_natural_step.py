@@ -20,6 +20,7 @@ from pipeline.models.fisher import fisher_product, flat, trained
 from pipeline.models.heads import log_probs
 from pipeline.models.loading import scratch_model
 from pipeline.models.policy import response_hidden
+from pipeline.training import natural_step
 from pipeline.training.natural_step import NaturalLearner
 from pipeline.training.rollout import Rollout
 from pipeline.training.trainer import Trainer
@@ -141,7 +142,7 @@ def test_the_gain_is_that_of_the_loss_of_the_gradient(
     """The central difference of the gain along the step is the gradient times the step: within 0.06 % over ten seeds,
     some of which sample the padding token."""
     monkeypatch.setattr(tinytrial, "scratch_model", lambda *args, **_: scratch_model(*args, seed=seed))
-    knobs = {**SETTINGS[setting], "algorithm__trpo__delta": 1e-6, "algorithm__trpo__cg_iterations": 2}
+    knobs = {**SETTINGS[setting], "algorithm__trpo__delta": 1e-6}
     one, rollout, metrics = ready(tmp_path, **knobs, train__seed=seed)
     parameters = trained(one.actor.lm)
     before = [parameter.detach().clone() for parameter in parameters]
@@ -174,17 +175,20 @@ def test_a_refused_step_leaves_the_weights_as_they_were(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(tmp_path: Path, temperature: float) -> None:
+def test_the_direction_is_the_inverse_fisher_matrix_times_the_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
     """However small delta is: (F + damping) step is parallel to the gradient, and ½ step'F step = delta. Damped so much
     that 60 conjugate-gradient iterations converge in fp32 here; of the networks of five seeds they do in three."""
-    iterations = {"algorithm__trpo__cg_iterations": 60, "algorithm__trpo__damping": 1.0}
-    one, rollout, _ = ready(tmp_path, algorithm__trpo__delta=1e-6, train__temperature=temperature, **iterations)
-    lm, knobs = one.actor.lm, one.cfg.algorithm
+    monkeypatch.setattr(natural_step, "CG_ITERATIONS", 60)
+    monkeypatch.setattr(natural_step, "DAMPING", 1.0)
+    one, rollout, _ = ready(tmp_path, algorithm__trpo__delta=1e-6, train__temperature=temperature)
+    lm = one.actor.lm
     parameters = trained(lm)
     uphill = -flat([parameter.grad for parameter in parameters], parameters)
     step = learner_of(one).natural_step(rollout, uphill)
     curved = fisher_product(lm, rollout.episodes, step, temperature) / rollout.episodes.response_mask.sum()
     assert 0.5 * step.dot(curved).item() == pytest.approx(1e-6, rel=1e-3)
-    back = curved + knobs.trpo.damping * step
+    back = curved + 1.0 * step
     assert torch.cosine_similarity(back, uphill, dim=0).item() == pytest.approx(1, abs=1e-4)
     assert torch.cosine_similarity(step, uphill, dim=0).item() < 0.99

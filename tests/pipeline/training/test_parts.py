@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from tinytrial import CONTROLS, FLOOR, preset, run, score_in_two, trainer
 
 from pipeline.algorithms.kinds import PARTS
-from pipeline.algorithms.mathematics.controllers import doubled_or_halved, elapsed, hinge, lr_schedule, multiplier
 from pipeline.config.effects import content_of
 from pipeline.config.trial import TrialConfig
 from pipeline.training.judging import score_rows
 from pipeline.training.part import Part, Terms, parts_of
 from pipeline.training.parts.brakes import LIMIT
 from pipeline.training.trainer import Trainer
+from pipeline.training.update import lr_schedule
 
 ENTROPY, KL = "objective/entropy_per_token", "objective/kl"
 
@@ -91,11 +91,15 @@ def test_schedules_by_hand(section: str, control: str, expected: list[float]) ->
 def test_the_hinge_holds_the_product_at_the_threshold() -> None:
     # Twice the threshold halves the step, ten times leaves a tenth; at it or below, and for a noisy negative KL, all of
     # it.
-    assert [hinge(kl, 0.02) for kl in (-0.1, 0.0, 0.02, 0.04, 0.2)] == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.1])
+    part, seen = parts_of(cfg(kl__hinge=0.02))["hinge"], (-0.1, 0.0, 0.02, 0.04, 0.2)
+    found = [part.step({"policy/kl_ref_per_token": kl}).factor for kl in seen]
+    assert found == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.1])
 
 
 def test_a_trial_of_one_update_stays_at_the_start_of_its_schedule() -> None:
-    assert elapsed(trial_config(train__steps=8, train__num_epochs=2, train__num_mini_batches=4), 0) == 0.0
+    part: Any = parts_of(cfg(kl__control="linear", train__steps=16))["kl"]
+    part.rollout(0, Terms())
+    assert part.coef == 0.1
 
 
 def test_learning_rate_falls_to_zero_behind_the_last_step() -> None:
@@ -104,47 +108,40 @@ def test_learning_rate_falls_to_zero_behind_the_last_step() -> None:
     assert lr_schedule(trial_config(optimiser__lr_schedule="constant"), 63) == 1.0
 
 
-def test_the_penalty_on_the_old_policy_doubles_halves_and_rests() -> None:
+def test_the_penalty_on_the_old_policy_doubles_halves_and_rests_and_never_leaves_floating_point() -> None:
     """Target 0.01: beyond 0.015 twice, below 0.00667 half, between and at the bounds the same."""
-    bounds = (1.5 * 0.01, 0.01 / 1.5)
-    found = [doubled_or_halved(3.0, kl, 0.01) for kl in (0.0151, bounds[0], 0.01, bounds[1], 0.0066, 0.0, math.nan)]
-    assert found == [6.0, 3.0, 3.0, 3.0, 1.5, 1.5, 3.0]
-
-
-@pytest.mark.parametrize(
-    ("weight", "mean", "moved"), [(0.5, -2.0, 0.6), (0.5, 1.0, 0.3), (0.5, -1.0, 0.5), (0.1, 9.0, 0), (9.9, -9.0, 10)]
-)
-def test_the_weight_rises_below_the_floor_falls_above_it_and_stays_in_its_bounds(
-    weight: float, mean: float, moved: float
-) -> None:
-    assert multiplier(weight, mean, floor=-1.0, lr=0.1, most=10.0) == pytest.approx(moved)
-
-
-def test_the_coefficient_of_the_old_kl_never_leaves_floating_point() -> None:
-    for kl, end in ((0.0, 0.5 / LIMIT), (1.0, 0.5 * LIMIT)):
-        knobs = {"trust_region": "kl_penalty", "kl_penalty__coef": 0.5, "kl_penalty__target": 0.01}
-        part: Any = parts_of(cfg(**{f"algorithm__{name}": value for name, value in knobs.items()}))["old_kl"]
-        for _ in range(30):
+    part: Any = parts_of(cfg(algorithm__trust_region="kl_penalty"))["old_kl"]
+    seen = {0.0151: 6.0, 1.5 * 0.01: 3.0, 0.01: 3.0, 0.01 / 1.5: 3.0, 0.0066: 1.5, 0.0: 1.5, math.nan: 3.0}
+    for kl, coef in seen.items():
+        part.coef = 3.0
+        part.after({"policy/old_kl": kl}, True)
+        assert part.coef == coef
+    for kl, end in ((0.0, 1 / LIMIT), (1.0, LIMIT)):
+        for _ in range(50):
             part.after({"policy/old_kl": kl}, True)
         assert part.coef == end
-    part.after({"policy/old_kl": 0.0}, True)
-    assert part.coef == doubled_or_halved(0.5 * LIMIT, 0.0, 0.01)
 
 
-@given(
-    events=st.lists(st.one_of(st.none(), st.sampled_from([0.0, 0.015, 0.016, 0.5])), max_size=40),
-    hold=st.integers(1, 6),
-)
-def test_the_guard_against_a_plain_model(events: list[float | None], hold: int) -> None:
-    """None is a gradient step, a number a rollout: a step is cut if fewer than `hold` steps lie between it and an
-    alarm, which is above the threshold of 0.015."""
-    knobs = {"guard": True, "guard_kl": 0.015, "guard_factor": 0.5, "guard_steps": hold}
-    part, since_alarm = parts_of(cfg(**{f"optimiser__{name}": value for name, value in knobs.items()}))["guard"], hold
+def test_the_weight_rises_below_the_floor_falls_above_it_and_stays_in_its_bounds() -> None:
+    """By 0.05 for each standard deviation."""
+    part: Any = parts_of(cfg(**FLOOR, floor__at=-1.0))["floor"]
+    for weight, mean, moved in ((0.5, -2.0, 0.55), (0.5, 1.0, 0.4), (0.5, -1.0, 0.5), (0.1, 9.0, 0), (9.9, -9.0, 10)):
+        part.weight = weight
+        part.after({"reward/odd": mean}, True)
+        assert part.weight == pytest.approx(moved)
+
+
+@given(st.lists(st.one_of(st.integers(1, 150), st.sampled_from([0.0, 0.015, 0.016, 0.5])), max_size=12))
+def test_the_guard_against_a_plain_model(events: list[int | float]) -> None:
+    """A whole number is that many gradient steps, any other a rollout: a step is cut if fewer than 100 steps lie
+    between it and an alarm, which is above the threshold of 0.015."""
+    part, since_alarm = parts_of(cfg(optimiser__guard=True, optimiser__guard_kl=0.015))["guard"], 100
     for event in events:
-        if event is None:
-            assert part.step({}).factor == (0.5 if since_alarm < hold else 1.0)
-            part.stepped()
-            since_alarm += 1
+        if isinstance(event, int):
+            for _ in range(event):
+                assert part.step({}).factor == (0.5 if since_alarm < 100 else 1.0)
+                part.stepped()
+                since_alarm += 1
         else:
             part.after({"objective/kl_per_token": event}, True)
             since_alarm = 0 if event > 0.015 else since_alarm
@@ -154,7 +151,7 @@ def test_the_guard_against_a_plain_model(events: list[float | None], hold: int) 
 def test_guard_and_hinge_multiply_onto_the_schedule_and_brake_no_separate_critic(
     tmp_path: Path, kind: str, braked: list[int]
 ) -> None:
-    one = trainer(tmp_path, critic__kind=kind, optimiser__guard=True, optimiser__guard_factor=0.25, kl__hinge=0.01)
+    one = trainer(tmp_path, critic__kind=kind, optimiser__guard=True, kl__hinge=0.01)
     guard: Any = one.parts["guard"]
     guard.after({"objective/kl_per_token": 1.0}, True)
     for parameter in one.actor.parameters():
@@ -162,11 +159,11 @@ def test_guard_and_hinge_multiply_onto_the_schedule_and_brake_no_separate_critic
     planned = lr_schedule(one.cfg, 6)
     steps = [part.step({"policy/kl_ref_per_token": 0.04}) for part in one.parts.values()]
     metrics = one.learner.apply(6, planned, steps)
-    assert (metrics["policy/lr_factor"], metrics["policy/kl_hinge"]) == (0.25, 0.25)
-    assert metrics["policy/lr"] == pytest.approx(1e-2 * (1 - 6 / 24) / 16)
-    assert guard.remaining == one.cfg.optimiser.guard_steps - 1
+    assert (metrics["policy/lr_factor"], metrics["policy/kl_hinge"]) == (0.5, 0.25)
+    assert metrics["policy/lr"] == pytest.approx(1e-2 * (1 - 6 / 24) / 8)
+    assert guard.remaining == 99
     rates = [group["lr"] / group["base_lr"] for group in one.learner.steps.optimiser.param_groups]
-    assert rates == pytest.approx([(1 - 6 / 24) * (1 / 16 if held else 1) for held in braked])
+    assert rates == pytest.approx([(1 - 6 / 24) * (1 / 8 if held else 1) for held in braked])
 
 
 EVERYTHING: dict[str, Any] = {
@@ -185,7 +182,7 @@ def test_a_part_that_is_not_asked_for_is_neither_made_nor_part_of_a_key() -> Non
     assert [*parts_of(cfg())] == ["kl"]
     assert [*parts_of(cfg(**EVERYTHING))] == [*PARTS]
     assert not content_of(cfg(), cfg()).keys() & {"entropy", "floor"}
-    assert cfg(floor__lr=0.5, entropy__end=0.1).digest() == cfg().digest()
+    assert cfg(floor__weight=0.5, entropy__end=0.1).digest() == cfg().digest()
     assert cfg(**FLOOR, floor__weight=0.5).digest() != cfg(**FLOOR).digest()
 
 
@@ -213,13 +210,13 @@ def test_parts_are_fed_the_numbers_that_their_thresholds_and_targets_are_of(tmp_
     adaptive = {"control": "adaptive", "adaptive__horizon": 20.0}
     knobs = {f"{section}__{key}": value for section in ("kl", "entropy") for key, value in adaptive.items()}
     knobs |= {"kl__beta": 0.1, "kl__adaptive__target": 6.0, "entropy__coef": 0.1, "entropy__adaptive__target": 2.0}
-    one = trainer(tmp_path, **knobs, optimiser__guard=True, optimiser__guard_steps=7)
+    one = trainer(tmp_path, **knobs, optimiser__guard=True)
     seen = {"objective__kl": 12.0, "objective__kl_per_token": 0.01}
     parts: Any = learned(one, **seen, objective__entropy=10.0, objective__entropy_per_token=1.0).parts
     assert (parts["kl"].coef, parts["entropy"].coef) == pytest.approx((0.1 * (1 + 0.2 * 8 / 20),) * 2)
     assert parts["guard"].remaining == 0
     learned(one, objective__kl=0.01, objective__kl_per_token=0.02)
-    assert parts["guard"].remaining == 7
+    assert parts["guard"].remaining == 100
 
 
 @pytest.mark.parametrize("kind", ["shared", "separate"])

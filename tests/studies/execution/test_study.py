@@ -64,7 +64,7 @@ def test_a_study_runs_once_and_is_then_all_cached(write_study: Write, layout: La
 SAMPLED = """
   strong: {kl.beta: 0.2}
   one: {algorithm: a_star_po, algorithm.v_star.beta: 2.0}
-  other: {algorithm: a_star_po, algorithm.v_star.samples: 4}
+  other: {algorithm: a_star_po, kl.beta: 0.3}
   few: {algorithm: a_star_po, values.samples: 8}
 """
 

@@ -13,13 +13,20 @@ from hypothesis import strategies as st
 from naive import DTYPES, drawn, eps, grid, prefix
 from torch import Tensor
 
+from pipeline.algorithms.gae import segment_gae, starts
 from pipeline.algorithms.mathematics.advantages import explained_variance, gae
 from pipeline.algorithms.mathematics.kl import k2, k3
 from pipeline.algorithms.mathematics.losses import policy_loss, value_loss
 from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
-from pipeline.algorithms.mathematics.shaping import group_non_score_reward, non_score_reward, token_rewards
-from pipeline.algorithms.mathematics.token_groups import Credit, credited, group_numbers, group_sums
-from pipeline.algorithms.replay import segment_gae, starts
+from pipeline.algorithms.mathematics.shaping import (
+    Credit,
+    credited,
+    group_non_score_reward,
+    group_numbers,
+    group_sums,
+    non_score_reward,
+    token_rewards,
+)
 from pipeline.models.policy import to_grid
 
 

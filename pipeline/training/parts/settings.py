@@ -1,16 +1,56 @@
-"""A part of the reward that must not fall below a floor: the section `floor`."""
+"""Settings of parts of training: the sections `entropy` and `floor`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from pipeline.algorithms.settings import AdaptiveSettings, Control, Scheduled
 from pipeline.config.base import Finite, NonNegative, PartSettings, StrictlyPositive
-from pipeline.config.effects import Config, given
+from pipeline.config.effects import Chosen, Config, When, given
 from pipeline.config.names import nearest
 
+BONUS = When(
+    "an entropy bonus: entropy.coef above 0, or a schedule that goes above 0",
+    lambda config: config.entropy.acts,
+    "entropy.coef",
+)
 PART = given("floor.part")
+MAX_WEIGHT = 10.0
+"""The weight never goes above this: a part that weighs ten times the rest already decides the reward."""
+
+
+class EntropyTarget(AdaptiveSettings):
+    """The entropy that the bonus is steered to."""
+
+    target: StrictlyPositive = Field(1.0, description="nats per token")
+
+
+class EntropyConfig(Scheduled, PartSettings):
+    """The bonus on the policy's entropy in the loss, and how its weight moves."""
+
+    coef: NonNegative = Field(
+        0.0, description="weight of the entropy bonus in the loss; the starting value when control is not fixed"
+    )
+    control: Annotated[Control, BONUS] = Field(
+        "fixed",
+        description=(
+            "how coef moves. adaptive: so that the entropy of the rollouts comes near adaptive.target; linear, cosine:"
+            " from coef to end"
+        ),
+    )
+    adaptive: Annotated[EntropyTarget, Chosen("control")] = EntropyTarget()
+
+    @property
+    def start(self) -> float:
+        return self.coef
+
+    @model_validator(mode="after")
+    def _can_rise(self) -> Self:
+        if self.control == "adaptive" and self.coef == 0:
+            raise ValueError("coef 0 stays 0 with control: adaptive, which multiplies it; start above 0, such as 0.01")
+        return self
 
 
 class FloorConfig(PartSettings):
@@ -20,11 +60,7 @@ class FloorConfig(PartSettings):
     at: Annotated[Finite, PART] = Field(
         0.0, description="the floor of the part's mean over a rollout, in std of reference samples; 0: the reference's"
     )
-    lr: Annotated[StrictlyPositive, PART] = Field(
-        0.05, description="how much the weight moves after a rollout for each std that the part is off its floor"
-    )
-    weight: Annotated[NonNegative, PART] = Field(0.0, description="the weight at the start")
-    max_weight: Annotated[StrictlyPositive, PART] = Field(10.0, description="the weight never goes above this")
+    weight: Annotated[NonNegative, Field(le=MAX_WEIGHT), PART] = Field(0.0, description="the weight at the start")
 
     @property
     def acts(self) -> bool:
@@ -45,8 +81,6 @@ class FloorConfig(PartSettings):
                 f"floor.part '{part}' is the only part of the reward, so its weight changes nothing; add another part,"
                 " or leave floor.part out"
             )
-        if self.weight > self.max_weight:
-            raise ValueError(f"floor.weight {self.weight:g} is above floor.max_weight {self.max_weight:g}; lower it")
         if config.needs_samples:
             raise ValueError(
                 "floor.part: the weight of the part moves in training, and algorithm.advantage v_star and"
