@@ -251,7 +251,7 @@ def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
     found = torch.zeros(len(rows), dtype=torch.float64)
 
     def fill(part: slice) -> None:
-        ids, mask, _ = collate([rows[index] for index in order[part]], device)
+        ids, mask = collate([rows[index] for index in order[part]], device)
         row, column = mask[:, 1:].nonzero(as_tuple=True)
         hidden = states(model, ids[:, :-1], mask.sum(1) - 1, row, column)
         nats = -head_logprobs(model, hidden, ids[row, column + 1], 1.0).double()

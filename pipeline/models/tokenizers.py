@@ -116,8 +116,6 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Any:
     return tokenizer
 
 
-IGNORED = -100
-"""Label of a token that counts in no loss."""
 ENCODED = 256
 """Texts tokenised at a time: a tokenizer's output on a whole review takes many times the memory of the tokens that are
 kept."""
@@ -132,11 +130,11 @@ def encode(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[list[i
     return rows
 
 
-def collate(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Right-padded ids (B, L), attention mask (B, L) and labels (B, L), by lengths alone."""
+def collate(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Right-padded ids (B, L) int64 and mask (B, L) bool, by lengths alone."""
     width = max(map(len, rows))
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row)
     mask = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
-    return ids.to(device), mask.long().to(device), ids.masked_fill(~mask, IGNORED).to(device)
+    return ids.to(device), mask.to(device)

@@ -15,7 +15,8 @@ from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room, text_rows
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation
-from pipeline.models.tokenizers import IGNORED, collate
+from pipeline.models.tokenizers import collate
+from pipeline.models.trunk import states
 from pipeline.run.progress import Reporter
 from pipeline.training.supervised import Supervised
 
@@ -30,13 +31,11 @@ MAX_POSITIONS = 1024
 
 def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:
     """Summed cross-entropy of all tokens but the first of each row, and their number."""
-    ids, mask, labels = collate(rows, device)
-    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-    targets = labels[:, 1:]
-    loss = functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), ignore_index=IGNORED, reduction="sum"
-    )
-    return loss, int((targets != IGNORED).sum())
+    ids, mask = collate(rows, device)
+    row, column = mask[:, 1:].nonzero(as_tuple=True)
+    hidden = states(model, ids[:, :-1], mask.sum(1) - 1, row, column)
+    logits = model.get_output_embeddings()(hidden)
+    return functional.cross_entropy(logits, ids[row, column + 1], reduction="sum"), len(row)
 
 
 def fit(
