@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def print_plan(
         unknown = total - len(plan) - ended
         idle = not (own or shared or unknown)
         left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
-        time = _time(left, _records(layout, chosen, _machine(module, plan))) if left else ""
+        time = _time(left, shared, _records(layout, chosen, _machine(module, plan)), layout) if left else ""
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
@@ -124,9 +125,9 @@ def _records(layout: Layout, profile: str, machine: Mapping[str, str]) -> list[T
     return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
 
 
-def _time(left: Sequence[Cell], measured: Sequence[TrialRecord]) -> str:
-    """Estimate the time of these trainings, of which a trial with rounds has several, from the cost of earlier
-    trials."""
+def _time(left: Sequence[Cell], shared: Runs, measured: Sequence[TrialRecord], layout: Layout) -> str:
+    """Estimate the time of these trials, of which one with rounds has several trainings, and of the stages that they
+    share, from what earlier trials took."""
     from studies.console.cli import default_jobs
 
     configs = [cell.config for cell in left]
@@ -136,8 +137,24 @@ def _time(left: Sequence[Cell], measured: Sequence[TrialRecord]) -> str:
     jobs = min(default_jobs(configs[0]), math.ceil(math.fsum(1 / config.rounds for config in configs)))
     steps = math.fsum(config.gradient_steps / config.rounds for config in configs)
     each = math.fsum(one.cost["wall_s"] for one in measured) / sum(one.steps for one in measured)
+    took = _stage_seconds(measured, layout)
+    beside = [*(stage for stage, _ in shared), *("evaluate" for _ in left)]
+    seconds = each * steps + math.fsum(took.get(stage, 0.0) for stage in beside)
     trials = f"{len(measured)} earlier trial{'s' * (len(measured) > 1)}"
-    return f", about {duration(each * steps / jobs)} of training (measured on {trials}; {jobs} at once)"
+    return f", about {duration(seconds / jobs)} in all (measured on {trials}; {jobs} at once)"
+
+
+def _stage_seconds(measured: Sequence[TrialRecord], layout: Layout) -> dict[str, float]:
+    """Mean wall clock of each stage but the training, over the artifacts of some trials."""
+    logs = {
+        (stage, layout.root / ref.path / "log" / "cost.json") for one in measured for stage, ref in one.stages.items()
+    }
+    took = dict[str, list[float]]()
+    for stage, file in logs:
+        with suppress(OSError, ValueError, KeyError):
+            seconds = float(json.loads(file.read_text("utf-8"))["wall_s"])
+            took.setdefault(stage, []).append(seconds)
+    return {stage: math.fsum(times) / len(times) for stage, times in took.items()}
 
 
 def stage_table(planned: Planned) -> Table:
