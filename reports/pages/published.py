@@ -25,7 +25,7 @@ from reports.records.load import StudyRecords, load_records
 from reports.tables.claims import claims_table
 from reports.tables.results import arm_table
 from reports.text.answer import answer, machine
-from studies.definition.schema import Study
+from studies.definition.schema import Study, study_names
 
 SERIES = (*ENDS, "objective/kl_exact_per_token")
 """Series that are published, besides those that claims name."""
@@ -51,8 +51,9 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     findings = analyse(records)
     replace_folder(root / study.name, lambda new: _write(records, findings, new))
     tables = [pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))]
-    shown = {"rows": pd.concat(tables).to_dict("records"), "earlier": (root / "earlier.md").exists()}
-    write_text(root / "README.md", rendered("findings.md.j2", shown))
+    rows = pd.concat(tables)
+    missing = [name for name in study_names() if name not in set(rows["study"])]
+    write_text(root / "README.md", rendered("findings.md.j2", {"rows": rows.to_dict("records"), "missing": missing}))
     return root / study.name / "README.md"
 
 
