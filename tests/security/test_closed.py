@@ -1,14 +1,17 @@
 """Nothing of the user's is open to others: servers listen on this machine alone, unless an option opens them and warns;
-files are readable by the user alone, and have names that cannot be guessed."""
+their page runs its own script alone; files are readable by the user alone, and have names that cannot be guessed."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import inspect
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,44 +22,55 @@ from studies.serving import app
 from studies.tracking import ui
 
 OWN = {"127.0.0.1", "localhost", "[::1]"}
+HOSTS = {"127.0.0.1": OWN, "localhost": OWN, "::1": OWN, "0.0.0.0": {"*"}, "::": {"*"}, "192.0.2.7": {"*"}}
 
 
-@pytest.mark.parametrize(
-    ("host", "names"),
-    [("127.0.0.1", OWN), ("localhost", OWN), ("::1", OWN), ("0.0.0.0", {"*"}), ("::", {"*"}), ("192.0.2.7", {"*"})],
-)
+@pytest.mark.parametrize("host", HOSTS)
 def test_serve_listens_on_loopback_and_warns_where_others_can_reach_it(
-    host: str, names: set[str], layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    host: str, layout: Layout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found: list[Any] = []
+    made, run = Mock(), Mock()
     for name in ("check_free", "quiet_libraries", "find", "Server"):
-        monkeypatch.setattr(app, name, lambda *args: None)
-    monkeypatch.setattr(app, "create_app", lambda server, hosts: found.append(set(hosts)))
-    monkeypatch.setattr(app.uvicorn, "run", lambda made, **options: found.append(options["host"]))
+        monkeypatch.setattr(app, name, Mock())
+    monkeypatch.setattr(app, "create_app", made)
+    monkeypatch.setattr(app.uvicorn, "run", run)
     app.serve("a/b/0", layout, 8000, host, 1, None, 0.2)
     assert inspect.signature(cli.serve).parameters["host"].default == "127.0.0.1"
-    assert found == [names, host]
+    assert (set(made.call_args.args[1]), run.call_args.kwargs["host"]) == (HOSTS[host], host)
     warning = f"warning: {host} can be reached from other machines, and there is no password"
-    assert (warning in capsys.readouterr().err) == (names == {"*"})
+    assert (warning in capsys.readouterr().err) == (HOSTS[host] == {"*"})
 
 
 def test_the_ui_listens_on_loopback(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Started(Exception):
-        """Raised where a server would begin."""
-
-    def popen(command: list[str], **options: Any) -> None:
-        assert command[command.index("--host") + 1] == "127.0.0.1"
-        assert not [word for word in command if word.startswith(("--allowed-hosts", "--cors", "--disable-security"))]
-        assert "shell" not in options
-        raise Started
-
+    popen = Mock(side_effect=InterruptedError)
     monkeypatch.setattr(ui.subprocess, "Popen", popen)
-    monkeypatch.setattr(ui.signal, "signal", lambda *args: None)
-    monkeypatch.setattr(ui.store, "connect", lambda layout: None)
-    monkeypatch.setattr(ui, "links_at", lambda address, client: [])
-    monkeypatch.setattr(ui, "check_free", lambda host, port: None)
-    with pytest.raises(Started):
+    for part, name in ((ui.signal, "signal"), (ui.store, "connect"), (ui, "links_at"), (ui, "check_free")):
+        monkeypatch.setattr(part, name, Mock())
+    with pytest.raises(InterruptedError):
         ui.serve(layout, 5000)
+    (command,), options = popen.call_args
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert not [word for word in command if word.startswith(("--allowed-hosts", "--cors", "--disable-security"))]
+    assert "shell" not in options
+
+
+def test_the_page_of_the_server_makes_no_markup_of_texts_and_runs_its_own_script_alone() -> None:
+    """A real browser tries it in tests/studies/serving/test_page.py."""
+    from starlette.testclient import TestClient
+    from tiny_service import Tiny
+
+    answer = TestClient(app.create_app(Tiny().server, ["testserver"])).get("/")
+    page = answer.text
+    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", page), "no handlers in attributes, which the policy would refuse"
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert policy.startswith("default-src 'none'; connect-src 'self'; ")
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy, "after a change, this belongs into the page's policy"
+    assert re.findall(r'(?:href|src)="([^"]*)"|https?://', page) == ["data:,"], "it takes nothing from elsewhere"
+    assert (answer.headers["x-content-type-options"], answer.headers["x-frame-options"]) == ("nosniff", "DENY")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +85,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_new_files_and_folders_are_private_and_old_folders_keep_their_mode(tmp_path: Path) -> None:
+def test_files_are_private_names_of_logs_cannot_be_guessed_and_old_folders_keep_their_mode(tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir(mode=0o775)
     for folder, wanted in ((tmp_path / "above" / "out", 0o700), (tmp_path / "shared", 0o775)):
         writable(folder)
@@ -79,9 +93,6 @@ def test_new_files_and_folders_are_private_and_old_folders_keep_their_mode(tmp_p
     with replacing(tmp_path / "record.json") as beside:
         assert mode(beside) == 0o600
         beside.write_text("{}")
-
-
-def test_the_log_of_a_fault_is_private_and_its_name_cannot_be_guessed(tmp_path: Path) -> None:
     logs = [Path(str(explained(ValueError("secret"), tmp_path)).partition("details: ")[2]) for _ in range(2)]
     assert {log.parent for log in logs} == {tmp_path / "log"}
     assert all(mode(log) == 0o600 and "ValueError: secret" in log.read_text() for log in logs)
