@@ -49,23 +49,22 @@ from pipeline.training.trainer import Trainer
 from pipeline.training.update import Learner
 
 VOCAB, PAD, EOS, CONTEXT, WIDTH, BATCH = 24, 0, 1, 5, 8, 16
-FULL = (WIDTH,) * BATCH
-RAGGED = (8, 3, 5, 1, 8, 7, 2, 6, 4, 8, 5, 3, 7, 1, 6, 2)
+LENGTHS = {"full": (WIDTH,) * BATCH, "ragged": (8, 3, 5, 1, 8, 7, 2, 6, 4, 8, 5, 3, 7, 1, 6, 2)}
 RELATIVE = 1e-4
 CLOSE = {"rtol": RELATIVE, "atol": 1e-5}
 NAMES = (("value_model.score.", "value_head."), ("value_model.model.", "critic_trunk."), ("policy.", "lm."))
 
 
-def settings(**changes: Any) -> TrialConfig:
+def settings() -> TrialConfig:
     """One update of 2 epochs x 2 mini-batches, with a clip range that bites, at a constant learning rate."""
-    plain: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "train__steps": 4, "train__batch_size": BATCH, "train__num_mini_batches": 2, "train__num_epochs": 2,
-        "train__response_length": WIDTH, "train__missing_eos": "none", "optimiser__lr": 3e-3,
+        "train__response_length": WIDTH, "train__temperature": 0.8, "train__missing_eos": "none", "optimiser__lr": 3e-3,
         "optimiser__lr_schedule": "constant", "optimiser__max_grad_norm": 1e9, "optimiser__clip_norms": "together",
         "critic__kind": "separate", "critic__cliprange": 0.01, "critic__vf_coef": 0.3, "kl__beta": 0.1,
         "algorithm__clip__epsilon": 0.02, "algorithm__gae_lambda": 0.8, "algorithm__gamma": 0.9,
     }  # fmt: skip
-    return trial_config(**(plain | changes))
+    return trial_config(**changes)
 
 
 def reward(ids: Tensor) -> Tensor:
@@ -101,13 +100,12 @@ class Case:
         return response_mask(self.episodes.lengths + 1, self.mask.shape[1])
 
 
-def run_trl(lengths: Sequence[int], folder: Path, cfg: TrialConfig | None = None) -> Case:
+def run_trl(lengths: Sequence[int], folder: Path) -> Case:
     """TRL's own `train` on responses of these lengths; a response shorter than `WIDTH` ends by EOS.
 
     The prompts reach TRL in the order of our permutations, so that mini-batch k of epoch e is the same on both sides.
     """
-    cfg = cfg or settings()
-    policy, reference = network(0), network(1)
+    cfg, policy, reference = settings(), network(0), network(1)
     critic = critic_of(network(2))
     torch.nn.init.normal_(critic.score.weight, std=0.3, generator=stream("score"))
     untouched = deepcopy(policy), deepcopy(reference), deepcopy(critic)
@@ -146,11 +144,10 @@ def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:
     return Episodes(torch.cat([queries, responses], dim=1), torch.ones_like(queries, dtype=torch.bool), mask, ended)
 
 
-@pytest.fixture(scope="module", params=["full", "ragged"])
+@pytest.fixture(scope="module", params=LENGTHS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """Responses of the full length without EOS, where the two conventions coincide, and of every length."""
-    lengths = {"full": FULL, "ragged": RAGGED}[request.param]
-    return run_trl(lengths, tmp_path_factory.mktemp("whole"), settings(train__temperature=0.8))
+    return run_trl(LENGTHS[request.param], tmp_path_factory.mktemp("whole"))
 
 
 def actor_of(case: Case) -> ActorCritic:
@@ -264,8 +261,7 @@ def test_every_policy_step(case: Case) -> None:
 
 
 def test_every_critic_step(case: Case) -> None:
-    actor = actor_of(case)
-    rollout = in_their_conventions(case, actor)
+    rollout = in_their_conventions(case, actor := actor_of(case))
     wide = replace(rollout.episodes, response_mask=case.one_more)
     rollout = replace(rollout, episodes=wide, advantages=torch.zeros_like(rollout.advantages))
     metrics, gradients = follow(case, actor, rollout)
@@ -277,10 +273,10 @@ def test_every_critic_step(case: Case) -> None:
     assert sum(clipped) / len(clipped) == pytest.approx(case.seen.update["metrics"]["val/clipfrac_avg"], rel=1e-3)
 
 
-def test_our_own_rollout_is_theirs_where_the_conventions_coincide(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["full"], indirect=True)
+def test_our_own_rollout_is_theirs_where_the_conventions_coincide(case: Case) -> None:
     """No EOS anywhere: `collect` as it is, but for the sampling, gives TRL's advantages up to the correction of the
     variance."""
-    case = run_trl(FULL, tmp_path)
     n, seen = int(case.mask.sum()), case.seen.update
     rollout = collect(context_of(case, actor_of(case)), torch.arange(BATCH), 0)
     torch.testing.assert_close(rollout.returns, seen["returns"], **CLOSE)
@@ -300,11 +296,7 @@ SCALE = {"dpo": 1 / BETA, "ipo": BETA}
 """Scale of our gradient: the slope at margin 0 is the same for every beta."""
 
 
-def same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float, dict[str, Any], list[torch.Tensor]]:
+def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float, dict[str, Any], list[Tensor]]:
     """TRL's loss, what it logs and its gradient: its method on a stand-in that has what the method reads."""
     chosen_first = torch.tensor([*ROWS[::2], *ROWS[1::2]])
     episodes = experience.episodes.take(chosen_first)
@@ -321,7 +313,7 @@ def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float,
     logged = {"train": defaultdict(list)}
     its = SimpleNamespace(
         model=SimpleNamespace(training=True), aux_loss_enabled=False, ld_alpha=None, precompute_ref_logps=True,
-        accelerator=SimpleNamespace(device=tokens.device, gather=same, gather_for_metrics=same),
+        accelerator=SimpleNamespace(device=tokens.device, gather=torch.clone, gather_for_metrics=torch.clone),
         f_divergence_type="reverse_kl", loss_types=[loss_type], loss_weights=[1.0], beta=BETA, use_weighting=False,
         _metrics=logged, _total_train_tokens=0,
     )  # fmt: skip

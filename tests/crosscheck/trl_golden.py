@@ -23,6 +23,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import argparse
 import json
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,60 +54,47 @@ SAMPLES, INCORRECT, CANCELLING = 8, 2, 5
 """Reference samples a prompt; a prompt whose samples all score 0; one whose samples' scores have the sum 0."""
 TEXT, PAD, EOS = 29, 30, 31
 """Numbers of tokens."""
+TEXTS = [str(row) for row in range(RESPONSES)]
 
 
-Case = tuple[str, dict[str, Any]]
-"""Method and settings of TRL; losses are compared, beside advantages, but for the cases of pairs."""
-
-
-def rloo(responses: int = EACH, method: str = "rloo", **own: Any) -> Case:
-    """Settings of RLOO, with so many responses to one prompt."""
-    fixed = {
-        "num_generations": responses, "max_completion_length": LONGEST,
-        "per_device_train_batch_size": len(MINI_BATCHES[0]), "gradient_accumulation_steps": 1,
-        "generation_batch_size": RESPONSES, "num_iterations": 2,
-    }  # fmt: skip
-    return method, {**fixed, "beta": 0.3, **own}
-
-
-def grpo(**own: Any) -> Case:
-    """Settings of GRPO; the KL estimator is k3 without a ratio unless it is asked for."""
-    return rloo(method="grpo", **{"beta": 0.3, "loss_type": "grpo", "use_bias_correction_kl": False, **own})
-
-
-TOKENS = {"loss_type": "bnpo"}
-CASES = {
-    "grpo": grpo(),
-    "grpo_no_kl": grpo(beta=0.0),
-    "grpo_entropy": grpo(entropy_coef=0.2),
-    "dr_grpo": grpo(loss_type="dr_grpo", scale_rewards="none"),
-    "lite_ppo": grpo(scale_rewards="batch", **TOKENS),
-    "lite_ppo_entropy": grpo(scale_rewards="batch", entropy_coef=0.2, **TOKENS),
-    "gspo": grpo(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4),
-    "gspo_wide": grpo(importance_sampling_level="sequence", epsilon=0.01, epsilon_high=0.02),
-    "cispo": grpo(loss_type="cispo", epsilon_high=2.0),
-    "dapo": grpo(loss_type="dapo", epsilon_high=0.28),
-    "dapo_own_tokens": grpo(epsilon_high=0.28, **TOKENS),
-    "pairs": grpo(responses=2),
-    "rloo": rloo(),
-    "rloo_no_kl": rloo(beta=0.0),
-    "rloo_high": rloo(epsilon_high=3.0),
-    "rloo_pairs": rloo(responses=2),
+COMMON = {"max_completion_length": LONGEST, "per_device_train_batch_size": len(MINI_BATCHES[0])}
+FIXED = {
+    **COMMON, "num_generations": EACH, "gradient_accumulation_steps": 1, "generation_batch_size": RESPONSES,
+    "num_iterations": 2, "beta": 0.3,
+}  # fmt: skip
+RLOO = {"trainer": "rloo", **FIXED}
+GRPO = {"trainer": "grpo", **FIXED, "loss_type": "grpo", "use_bias_correction_kl": False}
+"""The KL estimator is k3 without a ratio."""
+A2PO = {"trainer": "a2po", **COMMON, "beta1": 0.5, "beta2": 1e-3, "num_value_samples": SAMPLES,
+        "filter_all_incorrect": True}  # fmt: skip
+"""TRL's own defaults, which are the published values."""
+TOKENS, SEQUENCE = {"loss_type": "bnpo"}, {"importance_sampling_level": "sequence"}
+CASES: dict[str, dict[str, Any]] = {
+    "grpo": GRPO,
+    "grpo_no_kl": GRPO | {"beta": 0.0},
+    "grpo_entropy": GRPO | {"entropy_coef": 0.2},
+    "dr_grpo": GRPO | {"loss_type": "dr_grpo", "scale_rewards": "none"},
+    "lite_ppo": GRPO | TOKENS | {"scale_rewards": "batch"},
+    "lite_ppo_entropy": GRPO | TOKENS | {"scale_rewards": "batch", "entropy_coef": 0.2},
+    "gspo": GRPO | SEQUENCE | {"epsilon": 3e-4, "epsilon_high": 4e-4},
+    "gspo_wide": GRPO | SEQUENCE | {"epsilon": 0.01, "epsilon_high": 0.02},
+    "cispo": GRPO | {"loss_type": "cispo", "epsilon_high": 2.0},
+    "dapo": GRPO | {"loss_type": "dapo", "epsilon_high": 0.28},
+    "dapo_own_tokens": GRPO | TOKENS | {"epsilon_high": 0.28},
+    "pairs": GRPO | {"num_generations": 2},
+    "rloo": RLOO,
+    "rloo_no_kl": RLOO | {"beta": 0.0},
+    "rloo_high": RLOO | {"epsilon_high": 3.0},
+    "rloo_pairs": RLOO | {"num_generations": 2},
+    "a2po": A2PO,
+    "a2po_beta1": A2PO | {"beta1": 1.0},
+    "a2po_beta2": A2PO | {"beta2": 0.05},
+    "a2po_betas": A2PO | {"beta1": 1.0, "beta2": 0.05, "num_value_samples": 5},
 }
-
-
-def a2po(**settings: Any) -> dict[str, Any]:
-    """Settings of A*-PO; TRL's own defaults, which are the published values, unless others are asked for."""
-    defaults = {"beta1": 0.5, "beta2": 1e-3, "num_value_samples": SAMPLES, "filter_all_incorrect": True}
-    return defaults | {"max_completion_length": LONGEST, "per_device_train_batch_size": len(MINI_BATCHES[0])} | settings
-
-
-A2PO = {
-    "a2po": a2po(),
-    "a2po_beta1": a2po(beta1=1.0),
-    "a2po_beta2": a2po(beta2=0.05),
-    "a2po_betas": a2po(beta1=1.0, beta2=0.05, num_value_samples=5),
-}
+"""Method and settings of TRL; of the cases of pairs the advantages are compared alone."""
+METHODS = {
+    "grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer), "a2po": (A2POConfig, A2POTrainer),
+}  # fmt: skip
 
 
 def drawn() -> SimpleNamespace:
@@ -141,33 +129,42 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return words
 
 
-def plain(folder: Path) -> dict[str, Any]:
-    """Arguments that all trainers get."""
-    return {
-        "output_dir": str(folder), "use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False,
-    }  # fmt: skip
+def trainer_of(case: dict[str, Any], score: Any, folder: Path) -> Any:
+    """TRL's trainer on prompts that are the numbers of their rows."""
+    config, trainer_class = METHODS[case["trainer"]]
+    plain = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
+    own = {name: value for name, value in case.items() if name != "trainer"}
+    trainer = trainer_class(
+        model=Qwen2ForCausalLM.from_pretrained(folder),
+        reward_funcs=score,
+        args=config(output_dir=str(folder), **plain, **own),
+        train_dataset=Dataset.from_dict({"prompt": TEXTS, "row": range(RESPONSES)}),
+        processing_class=tokenizer(),
+    )
+    trainer.model.train()
+    return trainer
 
 
-def trainer_of(case: Case, tables: SimpleNamespace, new: Tensor, folder: Path) -> Any:
-    """TRL's trainer; its network returns `new` (B, T) in the loss, and the tables elsewhere."""
-    method, settings = case
-    config, trainer_class = {"grpo": (GRPOConfig, GRPOTrainer), "rloo": (RLOOConfig, RLOOTrainer)}[method]
+def stepped(loss: Callable[[Any], Tensor], inputs: Iterable[Any], new: Tensor) -> dict[str, Tensor]:
+    """Loss of each mini-batch, and the gradient (B, T) by the new log-probs."""
+    losses = []
+    for one in inputs:
+        losses.append(loss(one))
+        losses[-1].backward()
+    return {"loss": torch.stack(losses).detach(), "gradient": new.grad}
+
+
+def computed(case: dict[str, Any], tables: SimpleNamespace, folder: Path) -> dict[str, Tensor]:
+    """Advantages (B,) of GRPO or RLOO, loss, gradient, and the share of ratios clipped; the network returns the new
+    log-probs in the loss, and the tables elsewhere."""
 
     def score(prompts: list[str], **_: Any) -> list[float]:
         return [float(tables.scores[int(prompt)]) for prompt in prompts]
 
-    trainer = trainer_class(
-        model=Qwen2ForCausalLM.from_pretrained(folder),
-        reward_funcs=score,
-        args=config(**plain(folder), **settings),
-        train_dataset=Dataset.from_dict({"prompt": [str(row) for row in range(RESPONSES)]}),
-        processing_class=tokenizer(),
-    )
-
     def generate(prompts: list[str]) -> tuple[Any, ...]:
         rows = [int(prompt) for prompt in prompts]
         prompt_ids, responses = [[row] for row in rows], [[TEXT] * LENGTHS[row] for row in rows]
-        if method == "rloo":
+        if case["trainer"] == "rloo":
             return prompt_ids, responses, [""] * len(rows)
         return prompt_ids, responses, None, [""] * len(rows), None, {}, None, []
 
@@ -177,53 +174,33 @@ def trainer_of(case: Case, tables: SimpleNamespace, new: Tensor, folder: Path) -
             return new[rows], tables.entropies[rows], None
         return (tables.ref if model is trainer.ref_model else tables.old)[rows], None, None
 
+    new, trainer = tables.new.clone().requires_grad_(), trainer_of(case, score, folder)
     trainer._generate, trainer._get_per_token_logps_and_entropies = generate, forward
-    trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    return trainer
-
-
-def computed(name: str, tables: SimpleNamespace, folder: Path) -> dict[str, Tensor]:
-    """TRL's advantages (B,); of each mini-batch its loss and the share of ratios clipped; the gradient (B, T)."""
-    new = tables.new.clone().requires_grad_()
-    trainer = trainer_of(CASES[name], tables, new, folder)
-    rollout = trainer._generate_and_score_completions([{"prompt": str(row)} for row in range(RESPONSES)])
+    rollout = trainer._generate_and_score_completions([{"prompt": text} for text in TEXTS])
     found = {"advantages": rollout["advantages"]}
-    if "pairs" in name:
+    if case["num_generations"] == 2:
         return found
-    losses = []
-    for mini_batch in MINI_BATCHES:
-        rows = torch.tensor(mini_batch)
-        inputs = {name: value[rows] if value.dim() else value for name, value in rollout.items()}
-        loss = trainer._compute_loss(trainer.model, inputs)
-        loss.backward()
-        losses.append(loss.detach())
+    inputs = [
+        {name: value[torch.tensor(rows)] if value.dim() else value for name, value in rollout.items()}
+        for rows in MINI_BATCHES
+    ]
+    found |= stepped(lambda one: trainer._compute_loss(trainer.model, one), inputs, new)
     metrics = trainer._metrics["train"]
     clip = "cispo_clip_ratio" if "cispo_clip_ratio" in metrics else "clip_ratio/region_mean"
-    clipped = torch.tensor(metrics[clip], dtype=torch.float64)
-    return {**found, "loss": torch.stack(losses), "gradient": new.grad, "clipped": clipped}
+    return {**found, "clipped": torch.tensor(metrics[clip], dtype=torch.float64)}
 
 
-def a2po_trainer_of(
-    settings: dict[str, Any], tables: SimpleNamespace, new: Tensor, folder: Path, texts: list[str]
-) -> Any:
-    """TRL's trainer of A*-PO on prompts of given texts; its policy's log-probs are `new` (B, T)."""
+def regressed(case: dict[str, Any], tables: SimpleNamespace, folder: Path) -> dict[str, Tensor]:
+    """V* (B,) of A*-PO and the prompts that it keeps; loss and gradient."""
 
     def score(prompts: list[str], completions: list[str], row: list[int], **_: Any) -> list[float]:
         if trainer._optimal_values is not None:
             return tables.scores[row].tolist()
         return [float(tables.reference_scores[one, int(sample)]) for one, sample in zip(row, completions, strict=True)]
 
-    trainer = A2POTrainer(
-        model=Qwen2ForCausalLM.from_pretrained(folder),
-        reward_funcs=score,
-        args=A2POConfig(**plain(folder), **settings),
-        train_dataset=Dataset.from_dict({"prompt": texts, "row": range(RESPONSES)}),
-        processing_class=tokenizer(),
-    )
-
     def sample(input_ids: Tensor, **_: Any) -> Tensor:
-        count = settings["num_value_samples"]
+        count = case["num_value_samples"]
         samples = torch.arange(count).repeat(len(input_ids)).unsqueeze(1)  # the text of a sample is its number
         return torch.cat([input_ids.repeat_interleave(count, 0), samples], 1)
 
@@ -236,26 +213,13 @@ def a2po_trainer_of(
         logprobs = tables.ref if model is trainer.ref_model else new
         return (logprobs[ids[:, 0]] * mask[:, -width:]).sum(1)  # a prompt is the number of its row
 
+    new, trainer = tables.new.clone().requires_grad_(), trainer_of(case, score, folder)
     trainer.ref_model.generate, trainer.model.generate, trainer._get_sequence_logps = sample, respond, sums
-    trainer.model.train()
-    return trainer
-
-
-def regressed(name: str, tables: SimpleNamespace, folder: Path) -> dict[str, Tensor]:
-    """TRL's V* (B,) and the prompts that it keeps; the loss of each mini-batch and the gradient (B, T)."""
-    texts = [str(row) for row in range(RESPONSES)]
-    new = tables.new.clone().requires_grad_()
-    trainer = a2po_trainer_of(A2PO[name], tables, new, folder, texts)
     trainer._estimate_optimal_values()
-    values = torch.tensor([trainer._optimal_values[text] for text in texts])
+    values = torch.tensor([trainer._optimal_values[text] for text in TEXTS])
     found = {"v_star": values, "kept": torch.tensor(trainer.train_dataset["row"])}
-    losses = []
-    for rows in MINI_BATCHES:
-        inputs = trainer._prepare_inputs([{"prompt": texts[row], "row": row} for row in rows])
-        loss = trainer.compute_loss(trainer.model, inputs)
-        loss.backward()
-        losses.append(loss.detach())
-    return {**found, "loss": torch.stack(losses), "gradient": new.grad}
+    inputs = (trainer._prepare_inputs([{"prompt": TEXTS[row], "row": row} for row in rows]) for rows in MINI_BATCHES)
+    return found | stepped(lambda one: trainer.compute_loss(trainer.model, one), inputs, new)
 
 
 def main() -> None:
@@ -263,11 +227,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out
     tables = drawn()
-    lengths = torch.tensor(LENGTHS)
     overlong = get_soft_overlong_punishment(PUNISHED, CACHE)([[0] * n for n in range(1, PUNISHED + 1)])
     tensors = {
         **{f"inputs/{name}": value for name, value in vars(tables).items()},
-        "inputs/lengths": lengths,
+        "inputs/lengths": torch.tensor(LENGTHS),
         "inputs/mini_batches": torch.tensor(MINI_BATCHES),
         "overlong": torch.tensor(overlong, dtype=torch.float64),
     }
@@ -275,15 +238,13 @@ def main() -> None:
         shape = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1}
         network = Qwen2Config(**shape, num_attention_heads=2, num_key_value_heads=2)
         Qwen2ForCausalLM(network).save_pretrained(folder)
-        for name in [*CASES, *A2PO]:
-            found = (computed if name in CASES else regressed)(name, tables, Path(folder))
+        for name, case in CASES.items():
+            found = (regressed if case["trainer"] == "a2po" else computed)(case, tables, Path(folder))
             tensors |= {f"{name}/{key}": value.detach() for key, value in found.items()}
-    settings = {name: {"trainer": method, **own} for name, (method, own) in CASES.items()}
-    settings |= {name: {"trainer": "a2po", **case} for name, case in A2PO.items()}
     versions = {"trl": trl.__version__, "torch": torch.__version__, "transformers": transformers.__version__}
     # One entry, since the order of several is not the same in every run.
-    save_file(tensors, out, {"about": json.dumps({**versions, "settings": settings})})
-    print(f"{out}: {len(settings)} cases, {out.stat().st_size / 1e3:.0f} kB")
+    save_file(tensors, out, {"about": json.dumps({**versions, "settings": CASES})})
+    print(f"{out}: {len(CASES)} cases, {out.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":
