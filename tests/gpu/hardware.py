@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers import Recorder, random_base, smoke
 
-from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import PUBLISHED
 from pipeline.models.precision import CHOICE
@@ -26,15 +23,13 @@ DEVICE = os.environ.get("GPU_DEVICE", "cuda")
 """``cpu`` in a rehearsal of `make gpu`."""
 HALVES = ("fp16", "bf16")
 GIB = 2**30
-LEAST_GIB = 14.0
-"""A T4 reports 14.6."""
+LEAST_GIB = 14.0  # a T4 reports 14.6
 QWEN: dict[str, Any] = json.loads((PUBLISHED / "Qwen" / "Qwen1.5-0.5B" / "config.json").read_text("utf-8"))
 """config.json of Qwen/Qwen1.5-0.5B, as far as it concerns shapes."""
 MEDIUM = {**QWEN, "vocab_size": 8192, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8}
 """8.5 M parameters: activations of a full batch are many times the weights, so that a cap on memory bites."""
 FEW_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
 TINY = {**MEDIUM, **FEW_HEADS, "vocab_size": 1024, "hidden_size": 32, "intermediate_size": 64}
-SHAPES = {"qwen0.5b": QWEN, "medium": MEDIUM, "tiny": TINY}
 
 
 def card() -> dict[str, Any]:
@@ -67,13 +62,6 @@ def needs_allocator() -> None:
         pytest.skip("needs the allocator of a CUDA device")
 
 
-def emptied() -> None:
-    """Give back what nothing holds any more."""
-    gc.collect()
-    if DEVICE == "cuda":
-        torch.cuda.empty_cache()
-
-
 def trial(root: Path, watch: Recorder | None = None, until: str | None = None, **changes: Any) -> TrialOutcome:
     """The smoke trial on the device, with changes."""
     return run_trial(config(**changes), Layout(root), watch or Recorder(), until=until)
@@ -89,10 +77,12 @@ def series(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
     return merged(outcome.artifacts["train"].path / "metrics.jsonl")
 
 
-def first(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
-    """The first record of a training."""
-    rows = series(outcome)
-    return {min(rows): rows[min(rows)]}
+def numbers(outcome: TrialOutcome, stage: str) -> dict[int, dict[str, float]]:
+    """A stage's measurements, for comparison: the first record of a training, the summary of another stage."""
+    if stage == "train":
+        return dict([min(series(outcome).items())])
+    summary = read(outcome, stage, "summary.json")
+    return {0: {key: value for key, value in summary.items() if isinstance(value, int | float)}}
 
 
 def read(outcome: TrialOutcome, stage: str, name: str) -> dict[str, Any]:
@@ -113,21 +103,7 @@ def furthest(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]
     )
 
 
-def write_base(folder: Path, shape: str) -> Path:
-    """A random network of a shape, with a tokenizer; returns the folder."""
+def write_base(folder: Path, sizes: dict[str, Any]) -> str:
+    """A random network, with a tokenizer; returns the folder."""
     torch.manual_seed(0)
-    return random_base(folder, SHAPES[shape])
-
-
-def measured_trial(base: Path, device: str, shape: str) -> TrialConfig:
-    """The profile `t4` for a few updates on built-in reviews, which need no download; small batches in a rehearsal.
-
-    Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are
-    short.
-    """
-    settings = yaml.safe_load(Path(__file__).with_name("measured.yaml").read_text("utf-8"))
-    changes = {
-        **settings["all"], **(settings["rehearsal"] if shape != "qwen0.5b" else {}), "model.base": str(base),
-        "train.steps": 4 * load_config("t4").train.steps_per_update, "runtime.device": device,
-    }  # fmt: skip
-    return load_config("t4", changes)
+    return str(random_base(folder, sizes))

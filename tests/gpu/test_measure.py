@@ -13,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, GIB, measured_trial, peak_gib, write_base
+import yaml
+from gpu.hardware import DEVICE, GIB, QWEN, TINY, peak_gib, write_base
 
+from pipeline.config.loading import load_config
+from pipeline.config.trial import TrialConfig
 from pipeline.forecast.advice import predict
 from pipeline.resources.ledger import Ledger, t4_seconds
 from pipeline.run.layout import Layout
@@ -23,7 +26,7 @@ from pipeline.training import trainer as trainer_module
 from pipeline.trial import execution, run_trial
 
 pytestmark = pytest.mark.gpu
-DISK_GIB = {"qwen0.5b": 40.0, "tiny": 0.2}
+SIZES, DISK_GIB = (QWEN, 40.0) if DEVICE == "cuda" else (TINY, 0.2)
 KINDS = ("seconds", "flops", "bytes")
 Row = dict[str, Any]
 
@@ -59,12 +62,6 @@ class Probe(Reporter):
         self.notes.append(message)
 
 
-def beside(stage: str, predicted: float, measured: float) -> Row:
-    """A row: GiB, and by how many percent the measured value is above the forecast."""
-    missed = 100 * (measured / predicted - 1)
-    return {"stage": stage, "forecast, GiB": predicted, "measured, GiB": measured, "above forecast, %": missed}
-
-
 def seconds_by_phase(updates: list[Row]) -> list[Row]:
     """Medians over all updates but the first, beside the forecast for a T4."""
     rows = []
@@ -80,22 +77,41 @@ def seconds_by_phase(updates: list[Row]) -> list[Row]:
     return rows
 
 
+def measured_trial(base: str) -> TrialConfig:
+    """The profile `t4` for a few updates on built-in reviews, which need no download; small batches in a rehearsal.
+
+    Every phase has the batch, micro-batch and lengths of a real trial of that profile, but for prompts: the reviews are
+    short.
+    """
+    settings = yaml.safe_load(Path(__file__).with_name("measured.yaml").read_text("utf-8"))
+    changes = {**settings["all"], **(settings["rehearsal"] if DEVICE == "cpu" else {})}
+    steps = 4 * load_config("t4").train.steps_per_update
+    return load_config("t4", {**changes, "model.base": base, "train.steps": steps, "runtime.device": DEVICE})
+
+
 def test_a_trial_of_the_profile_t4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
-    shape = "qwen0.5b" if DEVICE == "cuda" else "tiny"
-    if (free := disk_usage(tmp_path).free / GIB) < DISK_GIB[shape]:
-        pytest.skip(f"{free:.0f} GiB are free on the disk of {tmp_path}, {DISK_GIB[shape]:.0f} are needed (set TMPDIR)")
-    config = measured_trial(write_base(tmp_path / "base", shape), DEVICE, shape)
+    if (free := disk_usage(tmp_path).free / GIB) < DISK_GIB:
+        pytest.skip(f"{free:.0f} GiB are free on the disk of {tmp_path}, {DISK_GIB} are needed (set TMPDIR)")
+    config = measured_trial(write_base(tmp_path / "base", SIZES))
     forecast, probe = predict(config), Probe(monkeypatch)
     outcome = run_trial(config, Layout(tmp_path / "out"), probe)
-    peaks = {name: peak_gib(outcome, name) for name in forecast.stages}
     walls = [after["wall"] - before["wall"] for before, after in pairwise(probe.updates)]
     rate = config.train.batch_size / statistics.median(walls)
+    peaks = [(stage, forecast.peaks[stage], peak_gib(outcome, stage)) for stage in forecast.stages]
     recorded: dict[str, Any] = {
         "episodes/s": f"{rate:.3g}, median of {len(walls)} updates of {config.train.batch_size} episodes",
         "precision": execution(config)["precision"],
         "parameters": f"{forecast.parameters / 1e6:.1f} M, {forecast.trained / 1e6:.1f} M trained",
         "notes": "; ".join(probe.notes),
-        "memory by stage": [beside(stage, forecast.peaks[stage], peak) for stage, peak in peaks.items()],
+        "memory by stage": [
+            {
+                "stage": stage,
+                "forecast, GiB": guess,
+                "measured, GiB": peak,
+                "above forecast, %": 100 * (peak / guess - 1),
+            }
+            for stage, guess, peak in peaks
+        ],
         "seconds by phase of an update": seconds_by_phase(probe.updates),
     }
     for name, value in recorded.items():

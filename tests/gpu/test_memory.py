@@ -6,6 +6,7 @@ need.
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, GIB, emptied, first, furthest, needs_allocator, peak_gib, read, trial, write_base
+from gpu.hardware import DEVICE, GIB, MEDIUM, furthest, needs_allocator, numbers, peak_gib, read, trial, write_base
 from helpers import Recorder
 
 from pipeline.errors import UserError
@@ -42,12 +43,18 @@ TRIAL: dict[str, Any] = {
 }  # fmt: skip
 
 
+def emptied() -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 class Roomy:
     """A trial with room for everything."""
 
     def __init__(self, root: Path) -> None:
         self.root, watch = root / "out", Recorder()
-        self.changes = {**TRIAL, "model__base": str(write_base(root / "base", "medium"))}
+        self.changes = {**TRIAL, "model__base": write_base(root / "base", MEDIUM)}
         self.outcome = trial(self.root, watch, **self.changes)
         assert self.outcome.status == "complete"
         assert not [one for one in watch.warnings if "memory" in one]
@@ -79,14 +86,6 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roomy]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def numbers(stage: str, outcome: TrialOutcome) -> dict[int, dict[str, float]]:
-    """Return a stage's measurements, for comparison."""
-    if stage == "train":
-        return first(outcome)
-    summary = read(outcome, stage, "summary.json")
-    return {0: {key: value for key, value in summary.items() if isinstance(value, int | float)}}
-
-
 @pytest.mark.parametrize("stage", BYTES_A_WEIGHT)
 def test_a_stage_that_runs_out_of_memory_takes_fewer_rows_at_once(
     roomy: Roomy, tmp_path: Path, stage: str, record_property: Any
@@ -100,7 +99,7 @@ def test_a_stage_that_runs_out_of_memory_takes_fewer_rows_at_once(
     record_property("warnings", len(warnings))
     assert warnings, "it never ran out of memory"
     assert stage != "train" or outcome.status == "complete"
-    assert furthest(numbers(stage, roomy.outcome), numbers(stage, outcome)) < SAME
+    assert furthest(numbers(roomy.outcome, stage), numbers(outcome, stage)) < SAME
 
 
 def test_where_not_one_row_fits_a_trial_ends_as_budget_and_a_reference_is_refused(roomy: Roomy, tmp_path: Path) -> None:
