@@ -90,12 +90,8 @@ def _check(words: list[str]) -> None:
         assert not isinstance(trial, str) or TRIAL.fullmatch(trial) or PLACEHOLDER.fullmatch(trial)
 
 
-SOURCES = [
-    *PAGES,
-    ROOT / "ablate.py",
-    ROOT / "Makefile",
-    *(p for room in ("pipeline", "studies", "reports") for p in (ROOT / room).rglob("*.py")),
-]
+MODULES = [path for room in ("pipeline", "studies", "reports") for path in sorted((ROOT / room).rglob("*.py"))]
+SOURCES = [*PAGES, ROOT / "ablate.py", ROOT / "Makefile", *MODULES]
 
 
 def test_every_trial_that_is_named_is_one_of_its_study() -> None:
@@ -106,17 +102,8 @@ def test_every_trial_that_is_named_is_one_of_its_study() -> None:
         assert (arm in study.arm_overrides(), int(seed) in study.seeds) == (True, True), f"{name}/{arm}/{seed}"
 
 
-ROOT = Path(__file__).parents[1]
-MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for room in ("pipeline", "studies", "reports")
-    for path in (ROOT / room).rglob("*.py")
-    if ">>> " in path.read_text()
-)
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(name))
+@pytest.mark.parametrize("path", [path for path in MODULES if ">>> " in path.read_text("utf-8")], ids=str)
+def test_the_examples_of_a_module(path: Path) -> None:
+    found = doctest.testmod(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)))
     assert found.attempted > 0
     assert found.failed == 0

@@ -225,8 +225,7 @@ def regressed(case: dict[str, Any], tables: SimpleNamespace, folder: Path) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    out = parser.parse_args().out
-    tables = drawn()
+    out, tables = parser.parse_args().out, drawn()
     overlong = get_soft_overlong_punishment(PUNISHED, CACHE)([[0] * n for n in range(1, PUNISHED + 1)])
     tensors = {
         **{f"inputs/{name}": value for name, value in vars(tables).items()},

@@ -39,12 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run all sections and return the exit code; the page is written after each of them."""
     parser = argparse.ArgumentParser(prog="make gpu ARGS=...", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs" / "gpu", help="folder of the page")
-    parser.add_argument(
-        "--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run; default: all"
-    )
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="sections; default: all")
     parser.add_argument("--minutes", type=float, default=9.5, help="time limit of the whole")
-    rehearsal = "cpu: rehearse this program without testing a card"
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help=rehearsal)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal without a card")
     options = parser.parse_args(arguments)
     end, card = time.monotonic() + options.minutes * 60, _card(options.device)
     late = _item("all tests", "not tested", card["why"] or "the time limit was reached before it began")

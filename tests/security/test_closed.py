@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import stat
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -73,19 +73,14 @@ def test_the_page_of_the_server_makes_no_markup_of_texts_and_runs_its_own_script
     assert (answer.headers["x-content-type-options"], answer.headers["x-frame-options"]) == ("nosniff", "DENY")
 
 
-@pytest.fixture(autouse=True)
-def generous() -> Iterator[None]:
-    """A user whose files are readable by all unless a program restricts them."""
-    before = os.umask(0)
-    yield
-    os.umask(before)
-
-
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_files_are_private_names_of_logs_cannot_be_guessed_and_old_folders_keep_their_mode(tmp_path: Path) -> None:
+def test_files_are_private_names_of_logs_cannot_be_guessed_and_old_folders_keep_their_mode(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(os.umask, os.umask(0)))  # a user whose files are readable by all
     (tmp_path / "shared").mkdir(mode=0o775)
     for folder, wanted in ((tmp_path / "above" / "out", 0o700), (tmp_path / "shared", 0o775)):
         writable(folder)
