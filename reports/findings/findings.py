@@ -197,7 +197,6 @@ def _estimate(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
 
 
 def _pairs(records: StudyRecords, metric: str) -> list[tuple[str, Shared | None]]:
-    """Compare every other arm with the baseline."""
     base = records.study.baseline
     return [(arm, shared(records, metric, [arm, base])) for arm in records.arms if arm != base]
 

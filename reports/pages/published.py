@@ -50,8 +50,7 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
         raise UserError(f"{study.name} cannot be published: no trial of it has run here")
     findings = analyse(records)
     replace_folder(root / study.name, lambda new: _write(records, findings, new))
-    tables = [pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))]
-    rows = pd.concat(tables)
+    rows = pd.concat([pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))])
     missing = [name for name in study_names() if name not in set(rows["study"])]
     write_text(root / "README.md", rendered("findings.md.j2", {"rows": rows.to_dict("records"), "missing": missing}))
     return root / study.name / "README.md"

@@ -49,7 +49,6 @@ def summary(records: StudyRecords, judgements: Sequence[Judgement]) -> dict[str,
 
 
 def _judged(judgement: Judgement, badge: str) -> dict[str, Any]:
-    """A judgement as plain values."""
     return {
         "name": judgement.hypothesis.name,
         "claim": judgement.hypothesis.claim,
