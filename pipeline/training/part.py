@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pipeline.algorithms.kinds import PARTS
 from pipeline.config.effects import conditions, value_at
-from pipeline.config.trial import TrialConfig
 
 if TYPE_CHECKING:
+    from pipeline.config.trial import TrialConfig
     from pipeline.training.experience import LossTerm, Rows
 
 S = TypeVar("S")
@@ -111,7 +111,7 @@ def parts_of(cfg: TrialConfig) -> dict[str, Part[Any]]:
     for name, kind in PARTS.items():
         section = kind.section or name
         settings = value_at(cfg, section)
-        if settings.acts if kind.settings else all(one.holds(cfg) for one in conditions(TrialConfig, section)):
+        if settings.acts if kind.settings else all(one.holds(cfg) for one in conditions(type(cfg), section)):
             part: type[Part[Any]] = resolve_name(kind.code)
             if part.asked(cfg):
                 found[name] = part(cfg, settings)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,6 +179,34 @@ SEEN = {KL: 9.0, "objective/kl_per_token": 9.0, ENTROPY: 0.1, "reward/odd": -2.0
 
 def states(parts: dict[str, Part[Any]]) -> dict[str, Any]:
     return {name: part.state() for name, part in parts.items()}
+
+
+ANCHOR = """
+from pydantic import Field
+from pipeline.config.base import PartSettings
+from pipeline.training.part import Part
+
+class AnchorConfig(PartSettings):
+    weight: float = Field(0.0, description="weight")
+    acts = property(lambda self: self.weight > 0)
+
+class Anchor(Part[AnchorConfig]):
+    pass
+"""
+PROGRAM = """
+from pipeline.algorithms.kinds import PARTS, PartKind
+PARTS["anchor"] = PartKind("anchor:Anchor", "anchor:AnchorConfig")
+from pipeline.config.loading import load_config
+from pipeline.training.part import parts_of
+print([sorted(parts_of(load_config("smoke", {"anchor.weight": weight}))) for weight in (0.0, 0.5)])
+"""
+
+
+def test_a_part_stands_in_one_file_with_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "anchor.py").write_text(ANCHOR)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "[['kl'], ['anchor', 'kl']]", done.stderr
 
 
 def test_a_part_that_is_not_asked_for_is_neither_made_nor_part_of_a_key() -> None:
