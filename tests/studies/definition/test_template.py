@@ -1,4 +1,4 @@
-"""New studies are valid as they stand, and the JSON schema by which editors complete them fits all study files."""
+"""New studies are valid as they stand; editors complete them by the JSON schema; and claims that cannot be tested."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from fake_trial import SEARCH, STUDY
+from helpers import smoke
+from light_study import Write
 
 from pipeline.config.loading import dotted_keys, profile_names
 from pipeline.config.names import SYMBOLS
 from pipeline.errors import UserError
+from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
+from pipeline.trial import plan_trial
 from studies.definition.authoring import DESIGNS, SCHEMA, header, new_study, study_schema, template
 from studies.definition.design import cells
 from studies.definition.fields import FIXED
-from studies.definition.schema import STUDIES, load_study, study_names
+from studies.definition.hypotheses import weights_of
+from studies.definition.schema import STUDIES, Study, load_study, study_names
+from studies.definition.testable import needs, untestable
 
 Faults = Callable[[str], list[str]]
 
@@ -91,3 +98,93 @@ def test_mistakes(tmp_path: Path, name: str, design: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         new_study(name, design, tmp_path)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("there.yaml", "precious")]
+
+
+BASE = {"name": "n", "claim": "c", "op": ">", "threshold": 0.5}
+SERIES = "metric: objective/kl, before_step: 32"
+HEAD = STUDY.partition("falsifiers:")[0].replace("seeds: [0, 1]", "seeds: [0, 1]\nprofile: tiny")
+PART = "  - {name: wins, claim: it wins, metric: eval/win_rate, contrast: strong - weak, expect: higher}\n"
+SHORT = {"train.steps": 64}
+
+
+def test_contrasts_and_orders(write_study: Write) -> None:
+    study = write_study(f"{STUDY}hypotheses:\n{PART}")
+    same = write_study(f"{STUDY}hypotheses:\n{PART.replace('strong - weak', '{strong: 1, weak: -1}')}")
+    assert study.hypotheses == same.hypotheses
+    (one,) = study.hypotheses
+    assert (one.contrasts, one.condition) == (({"strong": 1.0, "weak": -1.0},), "eval/win_rate: strong - weak > 0")
+    order = PART.replace("contrast: strong - weak, expect: higher", "order: [weak, strong], expect: lower, margin: 0.1")
+    (one,) = write_study(f"{STUDY}hypotheses:\n{order}").hypotheses
+    assert one.contrasts == ({"strong": 1.0, "weak": -1.0},), "each arm minus the one before it"
+    assert one.condition == "eval/win_rate: weak > strong, each by more than 0.1"
+    write_study(f"{SEARCH}hypotheses:\n{PART.replace('strong - weak', 'confirm-1 - baseline')}")
+    assert weights_of("- a + b") == {"a": -1.0, "b": 1.0}
+    silent = write_study(STUDY.replace("hypothesis: It does.\nrefuted_if: It does not.\n", ""))
+    assert (silent.hypothesis, silent.refuted_if) == (None, None)
+
+
+def plan_of(write_study: Write, line: str, weak: str = "kl.beta: 0.01", strong: str = "kl.beta: 0.2") -> Study:
+    head = HEAD.replace("kl.beta: 0.01", weak).replace("kl.beta: 0.2", strong)
+    return write_study(f"{head}falsifiers:\n  - {{name: n, claim: c, op: '>', threshold: 0.5, {line}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "arms", "expected"),
+    [
+        ("metric: objective/kl, before_step: 64", {}, ""),
+        ("metric: objective/kl, before_step: 65", {}, "cannot survive: it covers the first 65 ... 64"),
+        ("metric: objective/kl, before_step: 65, aggregation: mean", {}, "cannot be tested: it covers the first 65"),
+        ("metric: objective/kl, before_step: 64, aggregation: {consecutive: 4}", {}, ""),
+        ("metric: objective/kl, before_step: 64, aggregation: {consecutive: 5}", {}, "5 records ... at most 4"),
+        ("metric: policy/kl_hinge, before_step: 64", {"strong": "kl.hinge: 0.2"}, "tested on weak: ... kl.hinge"),
+        (f"{SERIES}, relative_to: baseline", {"weak": "algorithm: best_of_n"}, "baseline weak records ... only with"),
+        (f"{SERIES}, relative_to: baseline", {"weak": "train.steps: 16"}, "cannot survive: ... train.steps is 16"),
+        (
+            "metric: objective/kl, before_step: 64, relative_to: baseline, aggregation: {consecutive: 3}",
+            {"strong": "train.num_epochs: 3, train.steps: 2052"},
+            "3 records in a row ... at most 2 come before step 64",
+        ),
+    ],
+)  # fmt: skip
+def test_claims_that_the_planned_trials_cannot_decide(
+    write_study: Write, line: str, arms: dict[str, str], expected: str
+) -> None:
+    study = plan_of(write_study, line, **arms)
+    found = untestable(study, cells(study, None, {} if "train.steps" in str(arms) else SHORT))
+    if not expected:
+        assert found == []
+        return
+    (warning,) = found
+    assert warning.startswith("claim n ")
+    position = 0
+    for part in expected.split(" ... "):
+        assert part in warning[position:], warning
+        position = warning.index(part)
+
+
+def test_a_hypothesis_that_the_planned_trials_cannot_decide(write_study: Write) -> None:
+    one = write_study(f"{STUDY}hypotheses:\n{PART}")
+    assert untestable(one, cells(one)) == []
+    lonely = write_study(f"{STUDY.replace('[0, 1]', '[0]')}hypotheses:\n{PART}")
+    assert "it needs at least 2 seeds" in untestable(lonely, cells(lonely))[0]
+    silent = write_study(f"{STUDY}hypotheses:\n{PART.replace('eval/win_rate', 'policy/kl_loss')}")
+    assert "records policy/kl_loss only with kl.place: loss" in untestable(silent, cells(silent))[0]
+
+
+def test_a_part_of_the_reward_that_is_absent_or_alone_has_no_series() -> None:
+    learned = {"kind": "learned"}
+    one = smoke(reward__kind="composite", reward__parts={"helpful": learned})
+    two = smoke(reward__kind="composite", reward__parts={"helpful": learned, "harmless": learned})
+    for head in ("reward/", "eval/reward/"):
+        assert needs(f"{head}helpful", two) is None
+        assert needs(f"{head}helpfull", two) == "reward.parts.helpfull"
+        assert needs(f"{head}helpful", one) == "a second part in reward.parts"
+
+
+def test_series_are_recorded_as_the_warnings_say(smoke_layout: Layout) -> None:
+    import pyarrow.parquet as pq
+
+    keys = {one.stage: one.key for one in plan_trial(smoke(), smoke_layout)}
+    table = smoke_layout.store / "train" / str(keys["train"]) / "metrics.parquet"
+    series = {key for key in METRICS if not key.startswith(("eval/", "cost/"))}
+    assert {key for key in series if needs(key, smoke()) is None} == series & set(pq.read_schema(table).names)
