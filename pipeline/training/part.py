@@ -107,11 +107,13 @@ class Part(Generic[S]):
 
 def parts_of(cfg: TrialConfig) -> dict[str, Part[Any]]:
     """Make the parts that the configuration switches on, by name; no other one is imported."""
+    from pipeline.config.trial import TrialConfig  # at the head it would import parts' settings that stand beside parts
+
     found = {}
     for name, kind in PARTS.items():
         section = kind.section or name
         settings = value_at(cfg, section)
-        if settings.acts if kind.settings else all(one.holds(cfg) for one in conditions(type(cfg), section)):
+        if settings.acts if kind.settings else all(one.holds(cfg) for one in conditions(TrialConfig, section)):
             part: type[Part[Any]] = resolve_name(kind.code)
             if part.asked(cfg):
                 found[name] = part(cfg, settings)
