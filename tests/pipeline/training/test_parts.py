@@ -187,11 +187,9 @@ ANCHOR = """
 from pydantic import Field
 from pipeline.config.base import PartSettings
 from pipeline.training.part import Part
-
 class AnchorConfig(PartSettings):
     weight: float = Field(0.0, description="weight")
     acts = property(lambda self: self.weight > 0)
-
 class Anchor(Part[AnchorConfig]):
     pass
 """
