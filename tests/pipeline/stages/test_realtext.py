@@ -301,6 +301,7 @@ def test_the_same_texts_give_the_same_bytes(reviews_file: Path, judged: TrialOut
     assert shorter["threshold/unlikely"] < longer["threshold/unlikely"], "short texts vary more"
 
 
+@pytest.mark.slow
 def test_fewer_prompts_than_asked_for_are_taken_and_told_of(reviews_file: Path, tmp_path: Path) -> None:
     asked = {"data__train_prompts": 4000, "data__heldout_prompts": 1000, "evaluate__prompts": 1000}
     reporter = Recorder()

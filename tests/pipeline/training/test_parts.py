@@ -184,14 +184,12 @@ def states(parts: dict[str, Part[Any]]) -> dict[str, Any]:
 
 
 ANCHOR = """
-from pydantic import Field
 from pipeline.config.base import PartSettings
 from pipeline.training.part import Part
 class AnchorConfig(PartSettings):
-    weight: float = Field(0.0, description="weight")
+    weight: float = 0.0
     acts = property(lambda self: self.weight > 0)
-class Anchor(Part[AnchorConfig]):
-    pass
+class Anchor(Part[AnchorConfig]): pass
 """
 PROGRAM = """
 from pipeline.algorithms.kinds import PARTS, PartKind

@@ -184,9 +184,10 @@ def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     """A real trial: SIGUSR1, exit code 75, and the next hand goes on to the same bytes."""
     source = tmp_path / "leaving.yaml"
     source.write_text(STUDY.replace("  strong: {kl.beta: 0.2}\n", "").replace("seeds: [0, 1]", "seeds: [0]"))
-    study, steps = load_study(source), {"train.steps": 640, "runtime.checkpoint_updates": 1000}
-    for stage in ("prompts", "sft", "reward"):
-        shutil.copytree(smoke_layout.store / stage, layout.store / stage)
+    study, steps = load_study(source), {"train.steps": 192, "runtime.checkpoint_updates": 1000}
+    for one in (layout, alone := Layout(tmp_path / "alone")):
+        for stage in ("prompts", "sft", "reward"):
+            shutil.copytree(smoke_layout.store / stage, one.store / stage)
     run = Started(study, "smoke", steps, layout, layout.study(study.name, "smoke"))
     with start(run, print):
         pass
@@ -202,7 +203,7 @@ def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     again = subprocess.run(work, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stdout + again.stderr
     (record,) = run.folder.records()
-    outcome = run_trial(run.cells()[0].config, Layout(tmp_path / "alone"), Reporter())
+    outcome = run_trial(run.cells()[0].config, alone, Reporter())
     assert record.stages["train"].digest == outcome.artifacts["train"].digest
 
 

@@ -94,6 +94,7 @@ def test_a_search_runs_its_trials_and_confirms_the_best_on_fresh_seeds(whole: Wh
     assert len(fake_trial.calls(layout)) == 14 + 6
 
 
+@pytest.mark.slow
 def test_hands_side_by_side_come_to_the_same_end(write_study: Write, tmp_path: Path, whole: Whole) -> None:
     study, layout = write_study(SEARCH), Layout(tmp_path / "other")
     _, text = go(study, layout, "processes", 3, sleep=0.01)
