@@ -93,7 +93,7 @@ lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
 format: $(VENV)/.stamp-dev  ## apply ruff's fixes and formatting
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
-bench: $(VENV)/.stamp-dev  ## measure speed and memory beside TRL (ARGS="--rounds 5 --size tiny"), then a large study's report
+bench: $(VENV)/.stamp-dev  ## speed and memory beside TRL (ARGS="--rounds 5 --size tiny"); a large study's report
 	@PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 	$(BIN)/python -m pytest tests/benchmarks -n 0 -s --benchmarks
 

@@ -243,6 +243,14 @@ def perplexity(model: CausalLM, rows: list[list[int]], room: Room) -> float:
     return math.exp(min(nats / sum(len(row) - 1 for row in rows), LARGEST))
 
 
+def text_states(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states (N, H) that predict the tokens of texts after their first; these tokens, and the text of each, (N,)
+    int64."""
+    ids, mask = collate(rows, device)
+    row, column = mask[:, 1:].nonzero(as_tuple=True)
+    return states(model, ids[:, :-1], mask.sum(1) - 1, row, column), ids[row, column + 1], row
+
+
 @torch.inference_mode()
 def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
     """-log π of each text's tokens after the first, summed; (n,) float64 on the CPU, nats. Raises `MemoryFull`."""
@@ -251,11 +259,9 @@ def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
     found = torch.zeros(len(rows), dtype=torch.float64)
 
     def fill(part: slice) -> None:
-        ids, mask = collate([rows[index] for index in order[part]], device)
-        row, column = mask[:, 1:].nonzero(as_tuple=True)
-        hidden = states(model, ids[:, :-1], mask.sum(1) - 1, row, column)
-        nats = -head_logprobs(model, hidden, ids[row, column + 1], 1.0).double()
-        found[order[part]] = torch.zeros(len(ids), dtype=torch.float64).index_add(0, row.cpu(), nats.cpu())
+        hidden, labels, row = text_states(model, [rows[index] for index in order[part]], device)
+        nats = -head_logprobs(model, hidden, labels, 1.0).double()
+        found[order[part]] = torch.zeros(len(order[part]), dtype=torch.float64).index_add(0, row.cpu(), nats.cpu())
 
     with Precision.of(device).autocast():
         room.over(len(rows), fill, bucket(device, len(rows)))

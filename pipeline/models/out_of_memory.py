@@ -18,7 +18,8 @@ CARD_POSITIONS, CPU_POSITIONS = 2**11, 2**13
 with arithmetic."""
 
 BUCKET = 16
-"""Episodes that go through a network together where no gradient is needed: so few that they stay in a core's cache."""
+"""Episodes that go through a network together on a CPU where no gradient is needed: so few that they stay in a core's
+cache."""
 
 T = TypeVar("T")
 MESSAGES = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -96,6 +97,6 @@ def ranking_rows(rows: int, ranked: int, tokens: int, on_card: bool = False) -> 
 
 
 def bucket(device: torch.device, rows: int) -> int:
-    """Return how many of these rows go through a network together: on a card, all; twice as many where gradients are
-    computed, since products of more rows are then faster by more than what leaves the cache costs."""
+    """Return how many of these rows go through a network together: on a card all, on a CPU `BUCKET`, or twice as many
+    where gradients are computed."""
     return min(rows, BUCKET * (1 + torch.is_grad_enabled())) if device.type == "cpu" else rows

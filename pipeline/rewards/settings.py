@@ -122,7 +122,7 @@ class LearnedSettings(Section):
     )
     scratch: Annotated[ScratchSettings, Chosen("trunk")] = ScratchSettings()
     epochs: Positive = Field(2, description="number of times that the model sees each pair")
-    batch_size: Positive = Field(64, description="pairs in one step; of rankings as many as have no more pairs")
+    batch_size: Positive = Field(64, description="pairs in one step; of rankings, as many as hold no more pairs")
     lr: StrictlyPositive = Field(1e-3, description="peak learning rate")
     pairs_seed: Seed = Field(0, description="seed of the preference pairs and of their labels")
 

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.config.networks import SftConfig
+from pipeline.models.heads import text_states
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room, text_rows
 from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation
-from pipeline.models.tokenizers import collate
-from pipeline.models.trunk import states
 from pipeline.run.progress import Reporter
 from pipeline.training.supervised import Supervised
 
@@ -31,11 +30,8 @@ MAX_POSITIONS = 1024
 
 def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:
     """Summed cross-entropy of all tokens but the first of each row, and their number."""
-    ids, mask = collate(rows, device)
-    row, column = mask[:, 1:].nonzero(as_tuple=True)
-    hidden = states(model, ids[:, :-1], mask.sum(1) - 1, row, column)
-    logits = model.get_output_embeddings()(hidden)
-    return functional.cross_entropy(logits, ids[row, column + 1], reduction="sum"), len(row)
+    hidden, labels, _ = text_states(model, rows, device)
+    return functional.cross_entropy(model.get_output_embeddings()(hidden), labels, reduction="sum"), len(labels)
 
 
 def fit(

@@ -71,7 +71,8 @@ def print_plan(
         unknown = total - len(plan) - ended
         idle = not (own or shared or unknown)
         left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
-        time = _time(left, shared, _records(layout, chosen, _machine(module, plan)), layout) if left else ""
+        beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
+        time = _time(left, beside, _records(layout, chosen, _machine(module, plan)), layout) if left else ""
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
@@ -125,9 +126,9 @@ def _records(layout: Layout, profile: str, machine: Mapping[str, str]) -> list[T
     return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
 
 
-def _time(left: Sequence[Cell], shared: Runs, measured: Sequence[TrialRecord], layout: Layout) -> str:
-    """Estimate the time of these trials, of which one with rounds has several trainings, and of the stages that they
-    share, from what earlier trials took."""
+def _time(left: Sequence[Cell], beside: Sequence[str], measured: Sequence[TrialRecord], layout: Layout) -> str:
+    """Estimate the time of these trainings, of which a trial with rounds has several, and of the other stages `beside`
+    them, from what earlier trials took."""
     from studies.console.cli import default_jobs
 
     configs = [cell.config for cell in left]
@@ -138,7 +139,6 @@ def _time(left: Sequence[Cell], shared: Runs, measured: Sequence[TrialRecord], l
     steps = math.fsum(config.gradient_steps / config.rounds for config in configs)
     each = math.fsum(one.cost["wall_s"] for one in measured) / sum(one.steps for one in measured)
     took = _stage_seconds(measured, layout)
-    beside = [*(stage for stage, _ in shared), *("evaluate" for _ in left)]
     seconds = each * steps + math.fsum(took.get(stage, 0.0) for stage in beside)
     trials = f"{len(measured)} earlier trial{'s' * (len(measured) > 1)}"
     return f", about {duration(seconds / jobs)} in all (measured on {trials}; {jobs} at once)"

@@ -90,7 +90,7 @@ def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout
             log = layout.root / ended.stages[stage].path / "log"
             log.mkdir(exist_ok=True)
             (log / "cost.json").write_text(json.dumps({"wall_s": seconds}))
-    slower = _time([once] * 2, [("sft", once)] * 3, records, layout)
+    slower = _time([once] * 2, ["sft"] * 3 + ["evaluate"] * 2, records, layout)
     assert ", about 19 min in all" in slower, "100 s of training each, 3 x 10 min and 2 x 2 min, two at once"
     other = shown(more, layout, "smoke")[0]
     assert other.endswith("no trial of profile smoke has been measured here")
