@@ -112,6 +112,7 @@ def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
 
 def random_base(folder: Path, sizes: Mapping[str, Any]) -> Path:
     """A random network in the hub's layout, with a tokenizer that has fewer words than the vocabulary has places."""
+    import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from pipeline.data.corpus import load_corpus
@@ -120,6 +121,7 @@ def random_base(folder: Path, sizes: Mapping[str, Any]) -> Path:
 
     tokenizer = train_tokenizer(load_corpus(DataConfig(sft_texts=2000)).train, 700)
     config = AutoConfig.for_model(**sizes, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -110,27 +110,21 @@ def environment_of(device: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "GPU_DEVICE": device, **fixed, **hidden}
 
 
-def verdict(report: dict[str, Any]) -> tuple[int, str]:
-    """Exit code and one line. A rehearsal proves no card, whatever passed in it."""
+def write(report: dict[str, Any], folder: Path) -> tuple[int, Path]:
+    """Write the page, with the JSON file beside it; returns the exit code and the page. A rehearsal proves no card."""
     statuses = [item["status"] for one in report["sections"].values() for item in one["items"]]
     passed, failed, skipped = (statuses.count(status) for status in ("passed", "failed", "not tested"))
-    count = f"{passed} passed, {failed} failed, {skipped} not tested."
-    if why := report["card"]["why"]:
-        return 3, f"Not tested: {why}."
-    if report["rehearsal"]:
-        return (1 if failed else 3), f"Rehearsal on a CPU, which proves this program and no card: {count}"
-    return (1 if failed else 0 if passed else 3), count
-
-
-def write(report: dict[str, Any], folder: Path) -> tuple[int, Path]:
-    """Write the page, with the JSON file beside it; returns the exit code and the page."""
-    folder.mkdir(parents=True, exist_ok=True)
-    code, report["headline"] = verdict(report)
-    name = "rehearsal" if report["rehearsal"] else report["card"].get("name", "no card")
+    why, rehearsal = report["card"]["why"], report["rehearsal"]
+    intro = "Rehearsal on a CPU, which proves this program and no card: " * rehearsal
+    report["headline"] = (
+        f"Not tested: {why}." if why else f"{intro}{passed} passed, {failed} failed, {skipped} not tested."
+    )
+    name = "rehearsal" if rehearsal else report["card"].get("name", "no card")
     page = folder / f"{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-')}.md"
+    folder.mkdir(parents=True, exist_ok=True)
     page.with_suffix(".json").write_text(json.dumps(report, indent=1), "utf-8")
     page.write_text(render(report), "utf-8")
-    return code, page
+    return (1 if failed else 0 if passed and not rehearsal else 3), page
 
 
 # The plug-in of pytest: a JSON line for each test that is planned, and for each that has ended, so that a crash or a

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder, random_base, smoke
+from helpers import Recorder, smoke
 
-from pipeline.config.trial import TrialConfig
 from pipeline.forecast.memory import PUBLISHED
+from pipeline.models.loading import CausalLM
 from pipeline.models.precision import CHOICE
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import merged
@@ -64,12 +64,7 @@ def needs_allocator() -> None:
 
 def trial(root: Path, watch: Recorder | None = None, until: str | None = None, **changes: Any) -> TrialOutcome:
     """The smoke trial on the device, with changes."""
-    return run_trial(config(**changes), Layout(root), watch or Recorder(), until=until)
-
-
-def config(**changes: Any) -> TrialConfig:
-    """The configuration of `trial`."""
-    return smoke(**{"runtime__device": DEVICE, **changes})
+    return run_trial(smoke(runtime__device=DEVICE, **changes), Layout(root), watch or Recorder(), until=until)
 
 
 def series(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
@@ -103,7 +98,9 @@ def furthest(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]
     )
 
 
-def write_base(folder: Path, sizes: dict[str, Any]) -> str:
-    """A random network, with a tokenizer; returns the folder."""
+def network(**sizes: int) -> CausalLM:
+    """A random network of Qwen's architecture on the device."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     torch.manual_seed(0)
-    return str(random_base(folder, sizes))
+    return Qwen2ForCausalLM(Qwen2Config(**{**QWEN, **sizes})).eval().to(DEVICE)

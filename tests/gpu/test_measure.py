@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from gpu.hardware import DEVICE, GIB, QWEN, TINY, peak_gib, write_base
+from gpu.hardware import DEVICE, GIB, QWEN, TINY, peak_gib
+from helpers import Recorder, random_base
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.forecast.advice import predict
 from pipeline.resources.ledger import Ledger, t4_seconds
 from pipeline.run.layout import Layout
-from pipeline.run.progress import Reporter
 from pipeline.training import trainer as trainer_module
 from pipeline.trial import execution, run_trial
 
@@ -31,13 +31,13 @@ KINDS = ("seconds", "flops", "bytes")
 Row = dict[str, Any]
 
 
-class Probe(Reporter):
-    """Looks at a trial while it runs; changes nothing but that phases end when the device has finished."""
+class Probe(Recorder):
+    """Keeps the ledger of a running trial; changes nothing but that phases end when the device has finished."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
         self.updates: list[Row] = []
-        """What the ledger held after each update."""
-        self.notes: list[str] = []
+        """The ledger's sums after each update."""
         timed, run = Ledger.timed, trainer_module.Trainer.run
 
         @contextmanager
@@ -57,9 +57,6 @@ class Probe(Reporter):
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         ledger = self.trainer.ledger
         self.updates.append({"wall": ledger.wall_s} | {kind: dict(getattr(ledger, kind)) for kind in KINDS})
-
-    def warn(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def seconds_by_phase(updates: list[Row]) -> list[Row]:
@@ -92,26 +89,22 @@ def measured_trial(base: str) -> TrialConfig:
 def test_a_trial_of_the_profile_t4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
     if (free := disk_usage(tmp_path).free / GIB) < DISK_GIB:
         pytest.skip(f"{free:.0f} GiB are free on the disk of {tmp_path}, {DISK_GIB} are needed (set TMPDIR)")
-    config = measured_trial(write_base(tmp_path / "base", SIZES))
+    config = measured_trial(str(random_base(tmp_path / "base", SIZES)))
     forecast, probe = predict(config), Probe(monkeypatch)
     outcome = run_trial(config, Layout(tmp_path / "out"), probe)
     walls = [after["wall"] - before["wall"] for before, after in pairwise(probe.updates)]
     rate = config.train.batch_size / statistics.median(walls)
     peaks = [(stage, forecast.peaks[stage], peak_gib(outcome, stage)) for stage in forecast.stages]
+    memory = [
+        {"stage": stage, "forecast, GiB": guess, "measured, GiB": peak, "above forecast, %": 100 * (peak / guess - 1)}
+        for stage, guess, peak in peaks
+    ]
     recorded: dict[str, Any] = {
         "episodes/s": f"{rate:.3g}, median of {len(walls)} updates of {config.train.batch_size} episodes",
         "precision": execution(config)["precision"],
         "parameters": f"{forecast.parameters / 1e6:.1f} M, {forecast.trained / 1e6:.1f} M trained",
-        "notes": "; ".join(probe.notes),
-        "memory by stage": [
-            {
-                "stage": stage,
-                "forecast, GiB": guess,
-                "measured, GiB": peak,
-                "above forecast, %": 100 * (peak / guess - 1),
-            }
-            for stage, guess, peak in peaks
-        ],
+        "notes": "; ".join(probe.warnings),
+        "memory by stage": memory,
         "seconds by phase of an update": seconds_by_phase(probe.updates),
     }
     for name, value in recorded.items():

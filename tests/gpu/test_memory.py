@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, GIB, MEDIUM, furthest, needs_allocator, numbers, peak_gib, read, trial, write_base
-from helpers import Recorder
+from gpu.hardware import DEVICE, GIB, MEDIUM, furthest, needs_allocator, numbers, peak_gib, read, trial
+from helpers import Recorder, random_base
 
 from pipeline.errors import UserError
 from pipeline.models.precision import CHOICE
@@ -43,19 +43,23 @@ TRIAL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def emptied() -> None:
-    """Give back what nothing holds any more."""
+@pytest.fixture(autouse=True)
+def uncapped() -> Iterator[None]:
+    """A test begins with all memory that nothing holds, and ends without its cap."""
+    needs_allocator()
     gc.collect()
     torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 class Roomy:
     """A trial with room for everything."""
 
     def __init__(self, root: Path) -> None:
-        self.root, watch = root / "out", Recorder()
-        self.changes = {**TRIAL, "model__base": write_base(root / "base", MEDIUM)}
-        self.outcome = trial(self.root, watch, **self.changes)
+        self.store, watch = root / "out" / "store", Recorder()
+        self.changes = {**TRIAL, "model__base": str(random_base(root / "base", MEDIUM))}
+        self.outcome = trial(root / "out", watch, **self.changes)
         assert self.outcome.status == "complete"
         assert not [one for one in watch.warnings if "memory" in one]
 
@@ -66,14 +70,10 @@ class Roomy:
     def capped(self, folder: Path, stage: str, bytes_: float) -> tuple[TrialOutcome, list[str]]:
         """Build one stage under a cap; the stages before it are taken as they are."""
         order = [one.name for one in DECLARED]
-        for one in [name for name in order[: order.index(stage)] if (self.root / "store" / name).exists()]:
-            shutil.copytree(self.root / "store" / one, folder / "store" / one)
-        emptied()
+        for one in [name for name in order[: order.index(stage)] if (self.store / name).exists()]:
+            shutil.copytree(self.store / one, folder / "store" / one)
         watch = Recorder()
-        try:
-            outcome = trial(folder, watch, until=stage, **{**self.changes, "caps__memory_gib": bytes_ / GIB})
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0)
+        outcome = trial(folder, watch, until=stage, **{**self.changes, "caps__memory_gib": bytes_ / GIB})
         return outcome, [one for one in watch.warnings if "memory" in one]
 
 
@@ -83,7 +83,6 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roomy]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CHOICE, "fp32")
         yield Roomy(tmp_path_factory.mktemp("roomy"))
-    torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 @pytest.mark.parametrize("stage", BYTES_A_WEIGHT)
@@ -112,18 +111,11 @@ def test_where_not_one_row_fits_a_trial_ends_as_budget_and_a_reference_is_refuse
 
 
 def test_the_allocator_is_held_to_14_6_gib_on_a_larger_card() -> None:
-    needs_allocator()
     free, total = (size / GIB for size in torch.cuda.mem_get_info(0))
     if total < 16.5 or free < 16:
         pytest.skip(f"the card has {total:.1f} GiB and {free:.1f} of it free; 16.5 and 16 are needed")
-    emptied()
     hold_allocator(14.6)
     blocks: list[torch.Tensor] = []
-    try:
-        with pytest.raises(torch.OutOfMemoryError):
-            blocks.extend(torch.empty(GIB, dtype=torch.uint8, device=DEVICE) for _ in range(16))
-        assert len(blocks) in (13, 14)
-    finally:
-        blocks.clear()
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    with pytest.raises(torch.OutOfMemoryError):
+        blocks.extend(torch.empty(GIB, dtype=torch.uint8, device=DEVICE) for _ in range(16))
+    assert len(blocks) in (13, 14)

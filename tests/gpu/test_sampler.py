@@ -7,8 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from gpu.hardware import DEVICE, MEDIUM, QWEN, choose, needs_allocator
-from torch import Tensor
+from gpu.hardware import DEVICE, QWEN, choose, needs_allocator, network
 
 from pipeline.models.heads import fp32_logits
 from pipeline.models.loading import CausalLM
@@ -21,7 +20,6 @@ from pipeline.models.seeding import stream, uniforms
 pytestmark = pytest.mark.gpu
 ROWS, TOKENS = 24, 48
 EDGE = 1e-5
-IDS = {"eos_id": 1, "pad_id": 0}
 ALIKE = {"fp32": 0.95, "bf16": 0.6, "fp16": 0.8}
 """Share of responses that must be equal: each of them is drawn by up to 48 numbers, and rounding decides a few."""
 
@@ -42,20 +40,12 @@ def test_a_token_is_that_of_the_inverse_transform_in_float64(vocab: int, tempera
 
 def small() -> CausalLM:
     """A network whose responses end now and then."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {**MEDIUM, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "vocab_size": 1024}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}
-    network = Qwen2ForCausalLM(Qwen2Config(**{**sizes, **heads}))
+    made = network(hidden_size=64, num_hidden_layers=2, intermediate_size=128, vocab_size=1024, **heads)
+    weight = made.get_input_embeddings().weight
     with torch.no_grad():
-        network.get_input_embeddings().weight[1] += network.get_input_embeddings().weight[2:].mean(0) * 3
-    return network.eval().to(DEVICE)
-
-
-def prompts(rows: int = ROWS) -> tuple[Tensor, Tensor]:
-    ids = torch.randint(2, 1024, (rows, 6), generator=stream("gpu prompts"))
-    return ids.to(DEVICE), (torch.arange(6) >= torch.arange(rows)[:, None] % 5).to(DEVICE)
+        weight[1] += weight[2:].mean(0) * 3
+    return made
 
 
 # --- the static sampler ---
@@ -63,13 +53,15 @@ def prompts(rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 def samplers(precision: str) -> tuple[EagerSampler, EagerSampler]:
     """The eager one, and the one that a trial has on the device where it selects the static sampler."""
-    eager = EagerSampler(fp32_logits(small()), 1.0, Room("rows", ROWS), **IDS)
+    eager = EagerSampler(fp32_logits(small()), 1.0, Room("rows", ROWS), eos_id=1, pad_id=0)
     return eager, choose_sampler("static", eager, Precision(torch.device(DEVICE), precision), pytest.fail)
 
 
 def sampled(sampler: EagerSampler) -> Episodes:
-    """Two responses to each prompt."""
-    ids, mask = (one.repeat_interleave(2, 0) for one in prompts(ROWS // 2))
+    """Two responses to each prompt; some prompts are padded on the left."""
+    ids = torch.randint(2, 1024, (ROWS // 2, 6), generator=stream("gpu prompts"))
+    mask = torch.arange(6) >= torch.arange(ROWS // 2)[:, None] % 5
+    ids, mask = (one.repeat_interleave(2, 0).to(DEVICE) for one in (ids, mask))
     return sampler.sample(ids, mask, uniforms(ROWS, TOKENS, "gpu static"))
 
 

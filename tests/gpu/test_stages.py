@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from gpu.hardware import DEVICE, HALVES, choose, config, furthest, numbers, peak_gib, read, series, trial
+from gpu.hardware import DEVICE, HALVES, choose, furthest, numbers, peak_gib, read, series, trial
+from helpers import smoke
 from safetensors.torch import load_file
 from tinytrial import FEW_BITS
 
@@ -31,12 +32,11 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrialOutcome]:
-    """A trial in fp32 on the card, to compare with; its folder."""
+def single(tmp_path_factory: pytest.TempPathFactory) -> TrialOutcome:
+    """A trial in fp32 on the card, to compare with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CHOICE, "fp32")
-        root = tmp_path_factory.mktemp("fp32")
-        return root, trial(root)
+        return trial(tmp_path_factory.mktemp("fp32"))
 
 
 def sound(outcome: TrialOutcome) -> None:
@@ -50,27 +50,25 @@ def sound(outcome: TrialOutcome) -> None:
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights)
 
 
-def test_a_trial_in_fp32(single: tuple[Path, TrialOutcome]) -> None:
-    sound(single[1])
+def test_a_trial_in_fp32(single: TrialOutcome) -> None:
+    sound(single)
     assert device_of("auto").type == device_of(DEVICE).type == DEVICE
     assert device_of("cpu").type == "cpu"
 
 
 @pytest.mark.parametrize("precision", HALVES)
 def test_a_trial_in_half_precision(
-    single: tuple[Path, TrialOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str,
-    record_property: pytest.RecordProperty,
-) -> None:  # fmt: skip
+    single: TrialOutcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, record_property: Any
+) -> None:
     choose(monkeypatch, precision)
     outcome = trial(tmp_path)
     sound(outcome)
     assert outcome.execution["precision"].startswith(f"{precision} autocast")
-    assert execution(config())["precision"] == outcome.execution["precision"]
-    nats = [read(one, "sft", "summary.json")["nats_per_token"] for one in (single[1], outcome)]
+    assert execution(smoke(runtime__device=DEVICE))["precision"] == outcome.execution["precision"]
+    nats = [read(one, "sft", "summary.json")["nats_per_token"] for one in (single, outcome)]
     record_property("sft, nats per token from fp32", f"{nats[1] - nats[0]:+.4f}")
     assert abs(nats[1] - nats[0]) < NATS
-    keys = {one.artifacts["sft"].path.name for one in (single[1], outcome)}
-    assert len(keys) == 2, "the precision is part of the key"
+    assert single.artifacts["sft"].path.name != outcome.artifacts["sft"].path.name, "the precision is part of the key"
     assert all(peak_gib(outcome, stage) > 0 for stage in ("sft", "reward", "reference", "train", "evaluate"))
 
 
@@ -82,13 +80,13 @@ def test_ways_to_train_in_the_precision_of_the_card(tmp_path: Path, way: str) ->
 
 
 def test_recomputation_changes_no_result_in_fp32(
-    single: tuple[Path, TrialOutcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+    single: TrialOutcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
     for stage in ("prompts", "sft", "reward"):
-        shutil.copytree(single[0] / "store" / stage, tmp_path / "store" / stage)
+        shutil.copytree(single.artifacts[stage].path.parent, tmp_path / "store" / stage)
     again = trial(tmp_path, until="train", runtime__gradient_checkpointing=True)
-    apart = furthest(*({1: series(done)[1]} for done in (single[1], again)))
+    apart = furthest(*({1: series(done)[1]} for done in (single, again)))
     record_property("first step, largest difference of a metric", f"{apart:.2g}")
     assert apart < 1e-3
 
