@@ -110,11 +110,16 @@ def run_trl(lengths: Sequence[int], folder: Path) -> Case:
     torch.nn.init.normal_(critic.score.weight, std=0.3, generator=stream("score"))
     untouched = deepcopy(policy), deepcopy(reference), deepcopy(critic)
     rollouts: list[Episodes] = []
+    ends = torch.tensor(lengths)
+    ended = ends < WIDTH
 
     def generation(model: Qwen2ForCausalLM, queries: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        rollouts.append(made := made_episodes(queries, torch.tensor(lengths)))
-        valid = torch.cat([made.query_mask, made.response_mask], dim=1)
-        padded = made.query_responses.masked_fill(~valid, PAD)
+        """Random responses; EOS ends every one that is shorter than `WIDTH`; it and PAD stand nowhere else."""
+        tokens = torch.randint(2, VOCAB, (BATCH, WIDTH), generator=stream("responses"))
+        tokens[ended, ends[ended] - 1] = EOS
+        rows, every, mask = torch.cat([queries, tokens], 1), torch.ones_like(queries).bool(), response_mask(ends, WIDTH)
+        rollouts.append(Episodes(rows, every, mask, ended))
+        padded = rows.masked_fill(~torch.cat([every, mask], 1), PAD)
         with torch.no_grad():
             logits = trl_ppo.forward(model, padded, PAD).logits[:, CONTEXT - 1 : -1]
         return padded, logits / cfg.train.temperature
@@ -133,15 +138,6 @@ def run_trl(lengths: Sequence[int], folder: Path) -> Case:
         trainer.train()
     trained = {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
     return Case(cfg, *untouched, rollouts[0], seen, trained)
-
-
-def made_episodes(queries: Tensor, lengths: Tensor) -> Episodes:
-    """Random responses; EOS stands at the end of every one that is shorter than `WIDTH`, and nowhere else, and PAD
-    nowhere."""
-    responses = torch.randint(2, VOCAB, (len(lengths), WIDTH), generator=stream("responses"))
-    mask, ended = response_mask(lengths, WIDTH), lengths < WIDTH
-    responses[ended, lengths[ended] - 1] = EOS
-    return Episodes(torch.cat([queries, responses], dim=1), torch.ones_like(queries, dtype=torch.bool), mask, ended)
 
 
 @pytest.fixture(scope="module", params=LENGTHS)
@@ -185,8 +181,7 @@ def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
     non_score = non_score_reward(measured.logprobs, measured.ref_logprobs, mask, cfg.kl.beta)
     scores = scores_of(case)
     rewards = token_rewards(scores, non_score, case.one_more)
-    gamma, lam = cfg.algorithm.gamma, cfg.algorithm.gae_lambda
-    advantages, returns = gae(rewards, measured.values, case.one_more, gamma, lam)
+    advantages, returns = gae(rewards, measured.values, case.one_more, cfg.algorithm.gamma, cfg.algorithm.gae_lambda)
     whitened = masked_whiten(advantages, mask) * math.sqrt((n - 1) / n)
     return Rollout(case.episodes, measured, whitened, returns, cfg.kl.beta, Scores(scores, scores, [], []), {})
 
@@ -211,14 +206,13 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
 
 
 def renamed(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
-    """TRL's names in ours, those that start with a prefix."""
-    found = {
+    """TRL's names in ours, those with one of our prefixes."""
+    return {
         mine + name.removeprefix(its): one
         for name, one in tensors.items()
         for its, mine in NAMES
-        if name.startswith(its)
+        if name.startswith(its) and mine in prefixes
     }
-    return {name: tensor for name, tensor in found.items() if name.startswith(prefixes)}
 
 
 def apart(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
@@ -288,12 +282,11 @@ def test_our_own_rollout_is_theirs_where_the_conventions_coincide(case: Case) ->
 
 BETA, ROWS = 0.3, [6, 7, 0, 1, 4, 5]
 LOSSES = {
-    "dpo": ("sigmoid", preset("dpo")),
-    "ipo": ("ipo", preset("ipo")),
-    "dpo on means": ("sigmoid_norm", {**preset("dpo"), "algorithm__ratio": "sequence_mean"}),
+    "dpo": ("sigmoid", 1 / BETA, preset("dpo")),
+    "ipo": ("ipo", BETA, preset("ipo")),
+    "dpo on means": ("sigmoid_norm", 1 / BETA, {**preset("dpo"), "algorithm__ratio": "sequence_mean"}),
 }
-SCALE = {"dpo": 1 / BETA, "ipo": BETA}
-"""Scale of our gradient: the slope at margin 0 is the same for every beta."""
+"""TRL's name, the scale of our gradient (the slope at margin 0 is the same for every beta), our settings."""
 
 
 def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float, dict[str, Any], list[Tensor]]:
@@ -324,7 +317,7 @@ def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float,
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_agree(tmp_path: Path, name: str) -> None:
-    loss_type, knobs = LOSSES[name]
+    loss_type, scale, knobs = LOSSES[name]
     one = trainer(tmp_path, runtime={"micro_batch_size": 4}, kl__beta=BETA, **knobs)
     experience = one._experience(one._rollout())
     moved(one, 0.05)
@@ -333,7 +326,6 @@ def test_loss_and_gradient_agree(tmp_path: Path, name: str) -> None:
     assert ours["policy/pg_loss"] == pytest.approx(expected, rel=1e-5)
     assert ours["pairs/chosen_logprobs"] == pytest.approx(logged["logps/chosen"][0], rel=1e-5)
     assert ours["pairs/rejected_logprobs"] == pytest.approx(logged["logps/rejected"][0], rel=1e-5)
-    scale = SCALE[one.cfg.algorithm.trust_region]
     for parameter, one_gradient in zip(one.actor.lm.parameters(), gradient, strict=True):
         assert parameter.grad is not None
         torch.testing.assert_close(parameter.grad, scale * one_gradient, rtol=1e-3, atol=1e-6)

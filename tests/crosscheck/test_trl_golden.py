@@ -79,18 +79,15 @@ def settings(name: str, changes: dict[str, Any]) -> TrialConfig:
     return trial_config(**BASE | rollout | preset(name) | changes)
 
 
-def soft_values(cfg: TrialConfig) -> Tensor:
-    """Our V* of every prompt, (B,) float64."""
-    sampled = SAMPLED[:, :5] if cfg == settings(*CASES["a2po_betas"]) else SAMPLED
-    return v_star_of(cfg, sampled, torch.ones_like(sampled).long(), torch.ones_like(sampled).bool())
-
-
 def advantages(cfg: TrialConfig) -> Tensor:
     """(B, T) before whitening, by our estimator."""
     penalty = non_score_reward(OLD, REF, MASK, cfg.kl.beta if cfg.kl.place in ("reward", "score") else 0.0)
     judged = judge(SCORES, penalty, None, MASK, cfg)
-    values = soft_values(cfg) if cfg.algorithm.name == "a_star_po" else None
-    return estimator_of(cfg.algorithm)(replace(judged, v_star=values), cfg.algorithm)[0]
+    if cfg.algorithm.name == "a_star_po":
+        sampled = SAMPLED[:, :5] if cfg == settings(*CASES["a2po_betas"]) else SAMPLED
+        ones = torch.ones_like(sampled)
+        judged = replace(judged, v_star=v_star_of(cfg, sampled, ones.long(), ones.bool()))
+    return estimator_of(cfg.algorithm)(judged, cfg.algorithm)[0]
 
 
 def step(cfg: TrialConfig, rows: Tensor, worth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
