@@ -24,8 +24,8 @@ help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 # What is installed has one of the SHA-256 sums in locks/, and no package is built here. Torch is not in them: its build
-# differs with the machine (CPU or CUDA).
-PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+# differs with the machine (CPU or CUDA). Python compiles what is imported; to compile all packages takes 25 s more.
+PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 LOCKED := $(PIP_INSTALL) --require-hashes --no-deps --only-binary :all:
 
 $(VENV)/.stamp: pyproject.toml constraints.txt locks/run.txt
