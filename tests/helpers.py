@@ -16,7 +16,7 @@ import pandas as pd
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
 from pipeline.run.layout import Layout, StageRef, StudyFolder, TrialRecord, sealed, write_atomic
-from pipeline.run.store import read_manifest, write_manifest
+from pipeline.run.store import Artifact, read_manifest, write_manifest
 
 
 def trial_config(**settings: Any) -> TrialConfig:
@@ -51,12 +51,7 @@ def republish(study: StudyFolder, folder: Path) -> None:
             name: ref.model_copy(update={"digest": digest}) if ref.path == path else ref
             for name, ref in record.stages.items()
         }
-        write_record(study, record.model_copy(update={"stages": stages}))
-
-
-def write_record(study: StudyFolder, record: TrialRecord) -> None:
-    """Put a record where a driver puts it."""
-    study.write(record)
+        study.write(record.model_copy(update={"stages": stages}))
 
 
 def put_record(
@@ -75,7 +70,7 @@ def put_record(
         {"study": study, "profile": profile, "arm": arm, "seed": seed, "config": config.model_dump(mode="json"),
          "config_digest": config.digest(), "stages": refs, "finished": "2026-01-01T00:00:00+00:00", **fields}
     )  # fmt: skip
-    write_record(layout.study(study, profile), record)
+    layout.study(study, profile).write(record)
     return record
 
 
@@ -173,3 +168,26 @@ class Recorder:
 
     def warn(self, message: str) -> None:
         self.warnings.append(message)
+
+
+def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **changes: Any) -> TrialRecord:
+    """The smoke trial, really run, as arm `base`, seed 0 of a study."""
+    from pipeline.trial import environment, run_trial
+
+    config = smoke(**changes)
+    outcome = run_trial(config, layout, Recorder())
+    paths = [one.path for one in outcome.artifacts.values()]
+    measured = {"summary": dict(outcome.summary), "cost": dict(outcome.cost), "environment": environment()}
+    record = put_record(layout, config, paths, study, profile, steps=outcome.steps, **measured)
+    write_sealed(layout.study(study, profile).study_file, {})
+    return record
+
+
+def artifacts(layout: Layout, record: TrialRecord, stages: Iterable[str]) -> dict[str, Artifact]:
+    """Return the artifacts of these stages of the trial."""
+    found = {}
+    for stage in stages:
+        path = layout.root / record.stages[stage].path
+        manifest = read_manifest(path)
+        found[stage] = Artifact(stage, record.stages[stage].key, path, manifest.digest, manifest.meta)
+    return found

@@ -208,35 +208,30 @@ class Built:
         republish(self.folder, path.parent)
 
 
-def record_study(study: Study, layout: Layout, steps: int, prompts: int, missing: Cells = (), **more: Any) -> None:
+def record_study(
+    study: Study, layout: Layout, steps: int, prompts: int, missing: Cells = (),
+    status: Mapping[str, Cells] | None = None, stale: Cells = (), first: str | None = None,
+) -> None:  # fmt: skip
     """Write artifacts and records of every cell that is not missing; `steps` of training, and an evaluation on so many
     prompts, are recorded of each."""
-    for cell in cells(study):
-        if (cell.arm, cell.seed) not in missing:
-            _record_trial(study, layout, cell, steps, prompts, **more)
-
-
-def _record_trial(
-    study: Study, layout: Layout, cell: Cell, steps: int, prompts: int, status: Mapping[str, Cells] | None = None,
-    stale: Cells = (), first: str | None = None,
-) -> None:  # fmt: skip
-    name, store, artifacts = (cell.arm, cell.seed), Store(layout.store), dict[str, Artifact]()
-    ended = next((one for one, listed in (status or {}).items() if name in listed), "complete")
-    learns, evaluated = cell.config.algorithm.learns, ended in ("complete", "budget")
-    ran = steps // PART[ended] if learns else 0
-    answers = prompt_table(cell.config.kl.beta, cell.seed, prompts, first)
-    for stage in dag.stages_of(STAGES, cell.config):
-        if stage.name != "evaluate" or evaluated:
-            identity = dag._identity(stage, cell.config, {own: one.digest for own, one in artifacts.items()})
-            write = _writer(stage.name, cell, ran, answers, lost=ended == "diverged")
-            artifacts[stage.name] = store.build(stage.name, dag._key(identity), identity, write, resumable=False)
-    more = {"status": ended, "reason": REASONS.get(ended), "steps": ran, "environment": ENVIRONMENT}
-    more |= {"summary": summary_of(answers)} if evaluated and prompts else {}
-    more |= {"config_digest": "0" * 16} if name in stale else {}
-    put_record(
-        layout, cell.config, [one.path for one in artifacts.values()], study.name, study.profile, *name,
-        cost=COST if learns else UNTRAINED_COST, **more,
-    )  # fmt: skip
+    for cell in [one for one in cells(study) if (one.arm, one.seed) not in missing]:
+        name, store, artifacts = (cell.arm, cell.seed), Store(layout.store), dict[str, Artifact]()
+        ended = next((one for one, listed in (status or {}).items() if name in listed), "complete")
+        learns, evaluated = cell.config.algorithm.learns, ended in ("complete", "budget")
+        ran = steps // PART[ended] if learns else 0
+        answers = prompt_table(cell.config.kl.beta, cell.seed, prompts, first)
+        for stage in dag.stages_of(STAGES, cell.config):
+            if stage.name != "evaluate" or evaluated:
+                identity = dag._identity(stage, cell.config, {own: one.digest for own, one in artifacts.items()})
+                write = _writer(stage.name, cell, ran, answers, lost=ended == "diverged")
+                artifacts[stage.name] = store.build(stage.name, dag._key(identity), identity, write, resumable=False)
+        more = {"status": ended, "reason": REASONS.get(ended), "steps": ran, "environment": ENVIRONMENT}
+        more |= {"summary": summary_of(answers)} if evaluated and prompts else {}
+        more |= {"config_digest": "0" * 16} if name in stale else {}
+        put_record(
+            layout, cell.config, [one.path for one in artifacts.values()], study.name, study.profile, *name,
+            cost=COST if learns else UNTRAINED_COST, **more,
+        )  # fmt: skip
 
 
 def _writer(stage: str, cell: Cell, steps: int, answers: pd.DataFrame, lost: bool) -> Callable[[Path], dict[str, Any]]:

@@ -30,12 +30,8 @@ def ended(error: BaseException, out: Path) -> Any:
     return CliRunner().invoke(app, [str(out)])
 
 
-def unicode_error() -> UnicodeDecodeError:
-    return UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-
-
 def test_no_fault_has_the_code_of_a_verdict() -> None:
-    assert not {FAULT, USER_ERROR, BROKEN_PIPE} & {code for outcome, code in EXIT_CODES.items()}
+    assert not {FAULT, USER_ERROR, BROKEN_PIPE} & set(EXIT_CODES.values())
 
 
 @pytest.mark.parametrize(
@@ -44,7 +40,7 @@ def test_no_fault_has_the_code_of_a_verdict() -> None:
         (UserError("optimiser.lr is too large"), USER_ERROR, "optimiser.lr is too large"),
         (Damaged(Path("/x/study.json"), "it is not JSON"), FAULT, "/x/study.json is damaged: it is not JSON"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "/x/gone"), FAULT, "'/x/gone'"),
-        (unicode_error(), FAULT, "invalid start byte"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), FAULT, "invalid start byte"),
         (RuntimeError("first line\nsecond line"), FAULT, "RuntimeError: first line; details: "),
         (EOFError(), FAULT, "EOFError; details: "),
         (RecursionError("too deep"), FAULT, "too deep"),

@@ -38,10 +38,6 @@ CLOSES = {"clause": torch.arange(VOCAB) % 3 == 2, "sentence": torch.arange(VOCAB
 RUNTIME: dict[str, Any] = {"runtime__checkpoint_updates": 2, "runtime__checkpoint_share": None}
 
 
-def _of(section: str, settings: dict[str, Any] | None) -> dict[str, Any]:
-    return {f"{section}__{name}": value for name, value in (settings or {}).items()}
-
-
 def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
     """Likes low token numbers; deterministic."""
     mask = episodes.response_mask
@@ -100,8 +96,6 @@ def actor(knobs: dict[str, Any]) -> ActorCritic:
 def trainer(
     folder: Path,
     reporter: Recorder | None = None,
-    runtime: dict[str, Any] | None = None,
-    caps: dict[str, Any] | None = None,
     device: str = "cpu",
     part: Round | None = None,
     **knobs: Any,
@@ -116,7 +110,7 @@ def trainer(
     )
     ledger = Ledger()
     meter([*actor_critic.networks, *([] if isinstance(reference, WithoutAdapter) else [reference])], ledger.work)
-    config = trial_config(**{**BASE, **RUNTIME, **knobs, **_of("runtime", runtime), **_of("caps", caps)})
+    config = trial_config(**{**BASE, **RUNTIME, **knobs})
     return Trainer(
         config,
         (actor_critic, reference),
@@ -202,7 +196,6 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "few bits": FEW_BITS,
     **{name: preset(name) for name in TRAINED if name != "ppo"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
-    "trpo": preset("trpo"),
 }  # fmt: skip
 
 

@@ -318,7 +318,7 @@ def theirs(one: Trainer, experience: Experience, loss_type: str) -> tuple[float,
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_and_gradient_agree(tmp_path: Path, name: str) -> None:
     loss_type, scale, knobs = LOSSES[name]
-    one = trainer(tmp_path, runtime={"micro_batch_size": 4}, kl__beta=BETA, **knobs)
+    one = trainer(tmp_path, runtime__micro_batch_size=4, kl__beta=BETA, **knobs)
     experience = one._experience(one._rollout())
     moved(one, 0.05)
     expected, logged, gradient = theirs(one, experience, loss_type)

@@ -64,7 +64,7 @@ def test_a_gradient_that_overflows_fp16_costs_one_step_and_no_more(monkeypatch: 
 def test_every_control_trains(tmp_path: Path, control: str, precision: str) -> None:
     if control == "few bits" and find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is not installed")
-    outcome = trainer(tmp_path, device=DEVICE, runtime={"micro_batch_size": 2}, **CONTROLS[control]).run()
+    outcome = trainer(tmp_path, device=DEVICE, runtime__micro_batch_size=2, **CONTROLS[control]).run()
     assert (outcome.status, outcome.reason) == ("complete", None)
     rows = merged(tmp_path / "metrics.jsonl")
     assert all(math.isfinite(value) for row in rows.values() for value in row.values())

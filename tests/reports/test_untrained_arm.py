@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import write_record
 from synthetic import WHOLE, Built, build
 
 from reports.figures.curves import arm_curves, kl, training
@@ -84,7 +83,7 @@ def rewrite(built: Built, arm: str, seed: int, accuracy: float | None = None, **
     record = built.folder.record(arm, seed)
     summary = {key: value for key, value in record.summary.items() if key != ACCURACY}
     summary |= {} if accuracy is None else {ACCURACY: accuracy}
-    write_record(built.folder, record.model_copy(update={"summary": summary}))
+    built.folder.write(record.model_copy(update={"summary": summary}))
     built.rewrite(built.table(arm, seed, "evaluate", "prompts.parquet"), lambda table: table.assign(**columns))
 
 

@@ -22,12 +22,6 @@ from simulation import equal_drift, families, intervals
 from reports.statistics.coverage import FAMILIES, REPLICATES, RESULTS
 
 
-def write(path: Path, rows: Iterable[Any]) -> None:
-    """Write a CSV with the fields of the rows."""
-    pd.DataFrame(list(rows)).to_csv(path, index=False, lineterminator="\n")
-    print(path)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Simulate every design and write the tables."""
     parser = argparse.ArgumentParser(prog="make coverage", description=__doc__)
@@ -40,9 +34,10 @@ def main(arguments: list[str] | None = None) -> None:
         def simulated(family: Any) -> Iterable[Any]:
             return pool.map(partial(family.simulate, replicates=given.replicates), family.designs())
 
-        write(given.out / RESULTS.name, simulated(intervals))
-        write(given.out / FAMILIES.name, chain.from_iterable(simulated(families)))
-        write(given.out / "equal_drift.csv", simulated(equal_drift))
+        tables = {RESULTS.name: simulated(intervals), FAMILIES.name: chain.from_iterable(simulated(families))}
+        for name, rows in {**tables, "equal_drift.csv": simulated(equal_drift)}.items():
+            pd.DataFrame(list(rows)).to_csv(given.out / name, index=False, lineterminator="\n")
+            print(given.out / name)
 
 
 if __name__ == "__main__":

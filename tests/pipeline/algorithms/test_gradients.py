@@ -109,7 +109,7 @@ def bounded(ratio: Tensor, new: Tensor, advantages: Tensor, knobs: Any) -> Tenso
 def test_the_gradient_is_that_of_the_plain_loss(tmp_path: Path, name: str) -> None:
     """Through the network, cut into micro-batches, on a policy that has moved since the rollout."""
     knobs = {"critic__vf_coef": 0.0, **LOSSES[name]}
-    one = trainer(tmp_path, runtime={"micro_batch_size": 3}, kl__beta=0.3, optimiser__max_grad_norm=1e9, **knobs)
+    one = trainer(tmp_path, runtime__micro_batch_size=3, kl__beta=0.3, optimiser__max_grad_norm=1e9, **knobs)
     if "old_kl" in one.parts:
         one.parts["old_kl"].coef = 3.0  # type: ignore[attr-defined]
     trained = list(one.actor.lm.parameters())

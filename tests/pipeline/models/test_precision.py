@@ -128,7 +128,7 @@ def test_the_scaler_resumes_in_the_middle_of_its_search(tmp_path: Path, half: st
     it had."""
 
     def started(folder: str, reporter: Recorder | None = None) -> Any:
-        one = trainer(tmp_path / folder, reporter=reporter, runtime={"checkpoint_updates": 1})
+        one = trainer(tmp_path / folder, reporter=reporter, runtime__checkpoint_updates=1)
         one.state.steps.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=3)
         return one
 

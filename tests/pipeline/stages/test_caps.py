@@ -25,7 +25,7 @@ def test_a_trial_that_a_cap_ended_goes_on_as_if_the_cap_had_been_larger_from_the
     tmp_path: Path, control: str
 ) -> None:
     whole, _, state = run(tmp_path / "whole", **CONTROLS[control])
-    capped, _, _ = run(tmp_path / "cut", caps={"generated_tokens": 100}, **CONTROLS[control])
+    capped, _, _ = run(tmp_path / "cut", caps__generated_tokens=100, **CONTROLS[control])
     assert (capped.status, 0 < capped.steps < whole.steps) == ("budget", True)
     assert capped.cap == {"key": "generated_tokens", "spent": capped.tokens, "step": capped.steps}
     for older in sorted((tmp_path / "cut" / "checkpoints").glob("*.pt"))[:-1]:
@@ -43,7 +43,7 @@ def test_a_cap_does_not_hide_that_the_last_step_broke_the_policy(
     knobs: dict[str, Any] = {"optimiser__lr": 3e-2}
     whole, _, state = run(tmp_path / "a", **knobs)
     # The cap is reached with the very tokens after which the next rollout shows the collapse.
-    capped, _, kept = run(tmp_path / "b", caps={"generated_tokens": whole.tokens}, **knobs)
+    capped, _, kept = run(tmp_path / "b", caps__generated_tokens=whole.tokens, **knobs)
     assert (capped.status, capped.cap) == ("diverged", None)
     assert all(torch.equal(state[name], kept[name]) for name in state)
 

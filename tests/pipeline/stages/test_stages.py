@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke
-from recorded_trials import artifacts, recorded
+from helpers import Recorder, artifacts, recorded, smoke
 from safetensors.torch import load_file
 from tinytrial import FEW_BITS
 

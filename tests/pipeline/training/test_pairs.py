@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def ready(folder: Path, micro: int = 3, **knobs: Any) -> tuple[Trainer, Experience]:
     """A trainer whose policy has moved since its first experience."""
-    one = trainer(folder, runtime={"micro_batch_size": micro}, kl__beta=BETA, optimiser__max_grad_norm=1e9, **knobs)
+    one = trainer(folder, runtime__micro_batch_size=micro, kl__beta=BETA, optimiser__max_grad_norm=1e9, **knobs)
     experience = one._experience(one._rollout())
     return moved(one, 0.02), experience
 

@@ -342,7 +342,7 @@ def test_the_penalty_on_the_old_policy_follows_the_kl_that_an_update_ends_at(tmp
 
 @pytest.mark.parametrize("rows_at_once", [1, 3, 8])
 def test_scores_with_a_weight_do_not_depend_on_how_many_are_scored_at_once(tmp_path: Path, rows_at_once: int) -> None:
-    one = trainer(tmp_path, runtime={"rollout_batch_size": rows_at_once}, **FLOOR)
+    one = trainer(tmp_path, runtime__rollout_batch_size=rows_at_once, **FLOOR)
     episodes, rows = one._rollout().episodes, list(range(8))
     plain = score_in_two(episodes, rows)
     scores = score_rows(replace(one.rollout_context, terms=Terms(floor=("odd", 3.0))), episodes, rows)

@@ -98,7 +98,7 @@ def test_a_damaged_checkpoint_and_metrics_that_do_not_fit_it_are_made_anew(
 def test_two_checkpoints_are_kept_and_take_no_more_than_their_share_of_the_time(
     tmp_path: Path, every: int, share: float | None, made: int, kept: list[int]
 ) -> None:
-    one = trainer(tmp_path, runtime={"checkpoint_updates": every, "checkpoint_share": share})
+    one = trainer(tmp_path, runtime__checkpoint_updates=every, runtime__checkpoint_share=share)
     assert one.run().status == "complete"
     assert one.ledger.cost()["checkpoints"] == made
     names = [path.name.split(".")[0] for path in checkpoint.checkpoints(tmp_path / "checkpoints")]
@@ -247,7 +247,7 @@ def test_caps_hold_over_all_rounds(tmp_path: Path) -> None:
     rounds = Rounds(tmp_path, 2, {})
     first = rounds.of(1)
     tokens = rounds.finish(1, first).tokens
-    capped = rounds.of(2, last=first, caps={"generated_tokens": tokens + 1}).run()
+    capped = rounds.of(2, last=first, caps__generated_tokens=tokens + 1).run()
     assert (capped.status, capped.updates) == ("budget", 4)
     assert capped.cap is not None
     assert capped.cap["spent"] == capped.tokens > tokens

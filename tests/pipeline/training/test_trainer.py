@@ -165,22 +165,22 @@ def test_every_knob_changes_the_trajectory(
 @pytest.mark.parametrize(
     ("settings", "runtime"),
     [
-        ({}, {"micro_batch_size": 1}),
-        ({}, {"micro_batch_size": 3}),
-        ({}, {"rollout_batch_size": 3}),
-        (HELD, {"micro_batch_size": 3}),
-        (preset("a_star_po"), {"micro_batch_size": 3}),
-        (FEW_BITS, {"micro_batch_size": 3}),
+        ({}, {"runtime__micro_batch_size": 1}),
+        ({}, {"runtime__micro_batch_size": 3}),
+        ({}, {"runtime__rollout_batch_size": 3}),
+        (HELD, {"runtime__micro_batch_size": 3}),
+        (preset("a_star_po"), {"runtime__micro_batch_size": 3}),
+        (FEW_BITS, {"runtime__micro_batch_size": 3}),
         # The last two sample beside the rollout.
-        *((CONTROLS[name], {"sampler": "static"}) for name in ("fixed", "lora", "remax", "vine_ppo")),
-        pytest.param(FEW_BITS, {"micro_batch_size": 1}, marks=pytest.mark.slow),
+        *((CONTROLS[name], {"runtime__sampler": "static"}) for name in ("fixed", "lora", "remax", "vine_ppo")),
+        pytest.param(FEW_BITS, {"runtime__micro_batch_size": 1}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
 def test_memory_settings_and_the_static_sampler_change_nothing(
     tmp_path: Path, runtime: dict[str, Any], settings: dict[str, Any], trajectories: Any
 ) -> None:
-    outcome, rows, state = run(tmp_path, runtime=runtime, **settings)
+    outcome, rows, state = run(tmp_path, **runtime, **settings)
     base, base_rows, base_state = trajectories(**settings)
     assert (outcome.status, outcome.tokens) == (base.status, base.tokens)
     for step, row in base_rows.items():
@@ -202,7 +202,7 @@ def test_the_sampler_is_part_of_the_identity_of_training_alone() -> None:
 
 @pytest.mark.parametrize("cap", ["wall_clock_h", "generated_tokens", "memory_gib"])
 def test_a_cap_ends_the_trial_as_budget(tmp_path: Path, cap: str) -> None:
-    outcome, _, _ = run(tmp_path, caps={cap: 100 if cap == "generated_tokens" else 1e-9})
+    outcome, _, _ = run(tmp_path, **{f"caps__{cap}": 100 if cap == "generated_tokens" else 1e-9})
     assert outcome.status == "budget"
     assert cap in str(outcome.reason)
     assert outcome.steps < 24
@@ -218,8 +218,8 @@ def test_numbers_that_are_not_finite_end_the_trial_as_diverged_with_good_weights
     tmp_path: Path, knobs: dict[str, Any], checkpoint_updates: int
 ) -> None:
     """lr 1e12 sends the weights beyond fp32 within a step or two."""
-    runtime = {"checkpoint_updates": checkpoint_updates}
-    outcome, rows, state = run(tmp_path, runtime=runtime, optimiser__lr=1e12, optimiser__max_grad_norm=1e12, **knobs)
+    huge = {"optimiser__lr": 1e12, "optimiser__max_grad_norm": 1e12}
+    outcome, rows, state = run(tmp_path, runtime__checkpoint_updates=checkpoint_updates, **huge, **knobs)
     assert outcome.status == "diverged"
     assert "not finite" in str(outcome.reason)
     assert str(outcome.reason).endswith("the policy kept is that of step 0")
@@ -240,7 +240,7 @@ def test_a_collapse_ends_the_trial_with_the_weights_before_it(
     """The weights are those of the newest checkpoint: that of the last healthy rollout, or that of the start."""
     for name, value in limits.items():
         monkeypatch.setattr(health, name, value)
-    outcome, rows, state = run(tmp_path / "often", runtime={"checkpoint_updates": 1}, **knobs)
+    outcome, rows, state = run(tmp_path / "often", runtime__checkpoint_updates=1, **knobs)
     assert outcome.status == "diverged"
     assert words in str(outcome.reason)
     assert 0 < outcome.steps < 24
@@ -249,6 +249,6 @@ def test_a_collapse_ends_the_trial_with_the_weights_before_it(
     newest = load_latest(tmp_path / "often" / "checkpoints", print)
     assert newest is not None
     assert all(torch.equal(state[name], tensor) for name, tensor in newest["actor"].items())
-    again, _, first = run(tmp_path / "rare", runtime={"checkpoint_share": 1e-9}, **knobs)
+    again, _, first = run(tmp_path / "rare", runtime__checkpoint_share=1e-9, **knobs)
     assert again.reason == str(outcome.reason).replace(f"step {outcome.steps - 4}", "step 0")
     assert all(torch.equal(first[f"lm.{name}"], tensor) for name, tensor in model().state_dict().items())

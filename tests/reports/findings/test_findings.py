@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import write_record
 from scipy import stats
 from scipy.stats import ttest_1samp
 from synthetic import WHOLE, Built, build
@@ -99,7 +98,7 @@ def test_parts_of_a_composite_reward_are_estimated_prompt_by_prompt(tmp_path: Pa
     built = build(tmp_path, **FEW)
     for record in built.folder.records():
         more = {"eval/reward/kind": 0.5} if record.summary else {}
-        write_record(built.folder, record.model_copy(update={"summary": record.summary | more}))
+        built.folder.write(record.model_copy(update={"summary": record.summary | more}))
         if "evaluate" in record.stages:
             path = built.table(record.arm, record.seed, "evaluate", "prompts.parquet")
             built.rewrite(path, lambda table: table.assign(**{"policy_reward/kind": np.linspace(0, 1, 8)}))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import write_record
 from synthetic import WHOLE, Built, build
 from typer.testing import CliRunner, Result
 
@@ -231,7 +230,7 @@ def studies(demo: Built, tmp_path_factory: pytest.TempPathFactory) -> list[Compa
     built, key = build(tmp_path_factory.mktemp("other"), baseline="a", **shape), "sf99999999999999"
     for record in built.folder.records():
         sft = record.stages["sft"].model_copy(update={"key": key, "path": f"store/sft/{key}"})
-        write_record(built.folder, record.model_copy(update={"stages": {**record.stages, "sft": sft}}))
+        built.folder.write(record.model_copy(update={"stages": {**record.stages, "sft": sft}}))
     (reference,) = built.layout.store.glob("sft/[!.]*")
     reference.rename(reference.with_name(key))
     named = replace(built.records, study=built.study.model_copy(update={"name": "other"}))

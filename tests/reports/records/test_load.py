@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import trl_logs
-from helpers import write_record, write_sealed
+from helpers import write_sealed
 from synthetic import Built, build
 
 from pipeline.errors import Damaged, Gone, UserError
@@ -121,7 +121,7 @@ def test_a_missing_artifact_and_one_outside_are_refused(small: Built) -> None:
         small.read()
     record = small.folder.record(*BASE)
     outside = record.stages["train"].model_copy(update={"path": "../../../etc"})
-    write_record(small.folder, record.model_copy(update={"stages": {**record.stages, "train": outside}}))
+    small.folder.write(record.model_copy(update={"stages": {**record.stages, "train": outside}}))
     with pytest.raises(Damaged, match="leaves the output folder"):
         small.read()
 

@@ -10,7 +10,7 @@ import fake_trial
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import publish, republish, write_record
+from helpers import publish, republish
 from light_study import Write, go, record_of
 
 from pipeline.intervals import student
@@ -80,7 +80,7 @@ def leave(
     summary = {} if won is None else {"eval/win_rate": float(np.mean(won))}
     own: dict[str, Any] = {"config": cell.config.model_dump(mode="json"), "config_digest": cell.digest}
     record = record_of(arm, seed, **{**own, "steps": 48, "stages": stages, "summary": summary, **changes})
-    write_record(folder_of(layout), record)
+    folder_of(layout).write(record)
     return record
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Recorder, smoke
-from recorded_trials import recorded
+from helpers import Recorder, recorded, smoke
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING

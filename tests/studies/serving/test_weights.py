@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke, write_sealed
-from recorded_trials import recorded
+from helpers import Recorder, recorded, smoke, write_sealed
 from tiny_service import network, tokenizer
 from tinytrial import Killed, Killer
 
