@@ -5,7 +5,6 @@ once."""
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import random
@@ -29,29 +28,32 @@ from helpers import mind_interrupts
 from mlflow_servers import Server
 from series import Series, compared, shown, written
 
-from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR
+from pipeline.errors import FAULT, INTERRUPTED, USER_ERROR, Damaged
+from pipeline.run.layout import Layout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-STUDY = """\
-question: Does the weight of the KL penalty matter?
-profile: smoke
-baseline: none
-seeds: [0]
-arms:
-  none: {}
-  weak: {kl.beta: 0.01}
-"""
+STUDY = Path(__file__).with_name("small.yaml")
 COMMAND = """
-import sys
+import os, signal, sys
+from pathlib import Path
 import ablate
 from studies.console import cli
+folders, write, last = set(), Path.write_text, int(os.environ.get("ENDS_IN_FOLDER", 0))
+def write_text(path, text, *options, **named):
+    folders.add(path.parent)
+    if len(folders) == last:
+        write(path, text[: len(text) // 2], *options, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return write(path, text, *options, **named)
+Path.write_text = write_text
 cli.report_with(lambda study, folder: folder.study_file)
 try:
     ablate.app()
 except KeyboardInterrupt:
     sys.exit(130)
 """
-"""``ablate`` without the report, which only reads what is compared here."""
+"""``ablate`` without the report, which only reads what is compared here; it can be killed halfway through the first
+file that it writes to one folder or another."""
 SETTINGS = ("--set", "train.steps=192", "--set", "runtime.checkpoint_updates=2", "--jobs", "2")
 TESTS = Path(__file__).resolve().parent.parent
 MOST_CALLS, LONGEST = 4, 1200.0
@@ -60,25 +62,18 @@ ENDED = {0, INTERRUPTED, -signal.SIGINT, -signal.SIGKILL, -signal.SIGTERM, USER_
 """Exit codes of commands that are done, were ended from outside, or have reported why they cannot go on."""
 
 
-class Whole(NamedTuple):
-    """The study that nothing disturbs, and the folder where runs begin: reference and reward are there already."""
-
-    folder: Path
-    identity: dict[str, str]
-    seconds: float
-    sizes: tuple[int, int]
-    """Bytes of the output root before and after the study."""
-
-
 @dataclass
 class Scene:
-    """A folder with the study, its output root, and the command that runs there."""
+    """A folder with the study, its output root, and the command that runs there; and what nothing disturbed left."""
 
     folder: Path
     dice: random.Random
     around: ExitStack
     """Commands, daemons and disks that end with the run."""
-    whole: Whole | None = None
+    identity: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    sizes: tuple[int, int] = (0, 0)
+    """Bytes of the output root before and after the study."""
     name: str = "small"
     executor: str = "processes"
     environment: dict[str, str] = field(default_factory=dict)
@@ -92,7 +87,7 @@ class Scene:
     def start(self, verb: str = "study") -> None:
         """Give the command, in a session of its own."""
         settings = (*SETTINGS, "--executor", self.executor) if verb == "study" else ()
-        (self.folder / f"{self.name}.yaml").write_text(STUDY)
+        shutil.copy(STUDY, self.folder / f"{self.name}.yaml")
         paths = {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))), "OMP_NUM_THREADS": "1"}
         environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
         self.log = self.folder / f"{self.name}-{time.monotonic_ns()}.log"
@@ -132,20 +127,13 @@ class Scene:
             self.process.wait()
 
 
-def identity(root: Path) -> dict[str, str]:
-    """Digest of every file of the store and of the records' content, but for what depends on time (``log/``, `cost`),
-    the manifests, which list it, and what was set aside as damaged."""
-    found = {}
-    for path in sorted((root / "store").rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_file() and not {"log", ".locks", ".damaged"} & {*parts} and path.name != "manifest.json":
-            found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    for path in sorted((root / "studies" / "small").rglob("trials/*.json")):
-        record = json.loads(path.read_text())
-        kept = {name: record[name] for name in ("arm", "seed", "config", "status", "steps", "stages", "summary")}
-        kept["stages"] = {name: stage | {"finished": None} for name, stage in kept["stages"].items()}
-        found[path.name] = hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
-    return found
+TIMES = {"cost": True, "environment": True, "finished": True, "stages": {"__all__": {"finished"}}}
+"""Fields of a record that depend on time."""
+RUNS = """
+select run_uuid, m.key, step, m.value, is_nan from tags s join tags t using (run_uuid) join runs using (run_uuid)
+left join metrics m using (run_uuid) where lifecycle_stage = 'active' and s.key = 'study' and s.value = 'small'
+and t.key = 'identity' and t.value = ?"""
+"""Rows of all runs that MLflow has of a trial."""
 
 
 def lost(root: Path, wanted: dict[str, str]) -> Iterator[str]:
@@ -155,43 +143,48 @@ def lost(root: Path, wanted: dict[str, str]) -> Iterator[str]:
     yield from sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path))
     try:
         with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
-            for path in sorted((root / "studies" / "small").rglob("trials/*.json")):
-                key = json.loads(path.read_text())["stages"]["train"]["key"]
-                query = (
-                    "select t.run_uuid from tags t"
-                    " join tags s on s.run_uuid = t.run_uuid and s.key = 'study' and s.value = 'small'"
-                    " join runs r on r.run_uuid = t.run_uuid and r.lifecycle_stage = 'active'"
-                    " where t.key = 'identity' and t.value = ?"
-                )
-                runs = [run for (run,) in database.execute(query, [key])]
-                if len(runs) != 1:
-                    yield f"{path.stem} has {len(runs)} runs"
-                rows = database.execute(
-                    f"select key, step, value, is_nan from metrics where run_uuid in ({','.join('?' * len(runs))})",
-                    runs,
-                )
-                sent = Series((name, step, shown(math.nan if nan else value)) for name, step, value, nan in rows)
-                yield from compared(path.stem, written(root / "store" / "train" / key / "metrics.jsonl"), sent)
-    except (sqlite3.Error, OSError) as error:
-        yield f"MLflow's database: {error}"
+            for record in Layout(root).study("small", "smoke").records():
+                key, name = record.stages["train"].key, f"{record.arm} seed {record.seed}"
+                rows = database.execute(RUNS, [key]).fetchall()
+                if len({run for run, *_ in rows}) != 1:
+                    yield f"{name} has not one run"
+                sent = Series((metric, step, shown(math.nan if nan else value)) for _, metric, step, value, nan in rows)
+                yield from compared(name, written(root / "store" / "train" / key / "metrics.jsonl"), sent)
+    except (sqlite3.Error, OSError, Damaged) as error:
+        yield f"{type(error).__name__}: {error}"
 
 
-Harm = Callable[[Scene], object]
+def identity(root: Path) -> dict[str, str]:
+    """Digest of every file of the store and of the records' content, but for what depends on time (``log/``, `TIMES`),
+    the manifests, which list it, and what was set aside as damaged."""
+    found = {}
+    for path in sorted((root / "store").rglob("*")):
+        parts = path.relative_to(root).parts
+        if path.is_file() and not {"log", ".locks", ".damaged"} & {*parts} and path.name != "manifest.json":
+            found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    with suppress(Damaged):
+        for record in Layout(root).study("small", "smoke").records():
+            found[f"{record.arm} {record.seed}"] = record.model_dump_json(exclude=TIMES)
+    return found
+
+
+def _nothing(scene: Scene) -> None: ...
 
 
 class Fault(NamedTuple):
     """One kind of disturbance."""
 
-    harm: Harm
+    harm: Callable[[Scene], object] = _nothing
     """Done at a random moment, while the command runs."""
-    mend: Harm = lambda scene: None
+    mend: Callable[[Scene], object] = _nothing
     """Done before the same command is given again."""
-    before: Harm = lambda scene: None
+    before: Callable[[Scene], object] = _nothing
     """Done before the command is given first."""
     word: str = ""
     """Word that the command must report where it ends with exit code 4."""
-    may_come_too_late: bool = False
-    """True where it may come after the command has last looked there; then the next command meets it."""
+    damages: bool = False
+    """True where files are damaged, maybe after the command has last looked there; then the next command meets it. No
+    other fault may leave a file that is set aside as damaged."""
 
 
 def _signal(number: signal.Signals) -> Fault:
@@ -216,6 +209,10 @@ def _kill_one(scene: Scene) -> None:
         scene.dice.choice(scene.family()).kill()
 
 
+def _end_in_a_write(scene: Scene) -> None:
+    scene.environment["ENDS_IN_FOLDER"] = str(scene.dice.randint(1, 5))
+
+
 def _damaged(change: Callable[[Path, int], object]) -> Fault:
     """Change a file of the output root, but for locks, at a random place."""
 
@@ -225,7 +222,7 @@ def _damaged(change: Callable[[Path, int], object]) -> Fault:
             path = scene.dice.choice([one for one in files if ".lock" not in one.as_posix() and one.stat().st_size])
             change(path, scene.dice.randrange(path.stat().st_size))
 
-    return Fault(harm, may_come_too_late=True)
+    return Fault(harm, damages=True)
 
 
 def _flip(path: Path, at: int) -> None:
@@ -257,7 +254,7 @@ def _remount(scene: Scene, options: str) -> None:
 
 def _little_room(scene: Scene) -> None:
     """Less than the study needs at most, and more than is there already."""
-    there, needed = scene.whole.sizes
+    there, needed = scene.sizes
     _own_disk(scene)
     _remount(scene, f"size={int(there + scene.dice.random() * (needed - there)) // 1024 + 64}k")
 
@@ -311,14 +308,15 @@ FAULTS: dict[str, Fault] = {
     "command killed": _signal(signal.SIGKILL),
     "child killed": Fault(_kill_one),
     "all killed": Fault(Scene.kill_all),
+    "killed in a write": Fault(_nothing, lambda scene: scene.environment.clear(), _end_in_a_write),
     "Ctrl-C": _signal(signal.SIGINT),
     "terminated": _signal(signal.SIGTERM),
     "command stopped": Fault(lambda scene: _stop(scene, [psutil.Process(scene.process.pid)])),
     "children stopped": Fault(lambda scene: _stop(scene, scene.family())),
     "file truncated": _damaged(os.truncate),
     "bit flipped": _damaged(_flip),
-    "folder removed": Fault(_remove, may_come_too_late=True),
-    "disk full": Fault(lambda scene: None, lambda scene: _remount(scene, "size=1g"), _little_room),
+    "folder removed": Fault(_remove, damages=True),
+    "disk full": Fault(_nothing, lambda scene: _remount(scene, "size=1g"), _little_room),
     "read-only": Fault(_read_only, lambda scene: _remount(scene, "rw"), _own_disk),
     "two commands": _another("small"),
     "two studies": _another("other"),
@@ -332,7 +330,7 @@ OFTEN = ("bit flipped", "disk full", "read-only", "two commands", "MLflow killed
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     def size() -> int:
         return sum(-(-path.stat().st_size // 4096) * 4096 for path in scene.root.rglob("*"))
 
@@ -350,10 +348,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Whole]:
         there, before = size(), time.monotonic()
         scene.start()
         assert scene.ended()[0] == 0
-        found = Whole(place / "template", identity(scene.root), time.monotonic() - before, (there, size()))
-        assert len(found.identity) > 20
-        assert not list(lost(scene.root, found.identity))
-    yield found
+        scene.seconds, scene.sizes, scene.identity = time.monotonic() - before, (there, size()), identity(scene.root)
+        assert len(scene.identity) > 20
+        assert not list(lost(scene.root, scene.identity))
+    yield replace(scene, folder=place / "template")
     shutil.rmtree(place)
 
 
@@ -363,20 +361,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(("name", "number"), [(names[n % len(names)], n) for n in range(runs or len(names))])
 
 
-def test_nothing_is_lost(name: str, number: int, whole: Whole, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_nothing_is_lost(name: str, number: int, whole: Scene, tmp_path: Path, pytestconfig: pytest.Config) -> None:
     fault, dice = FAULTS[name], random.Random(f"{pytestconfig.getoption('seed') or 0}/{name}/{number}")
     with ExitStack() as around:
-        scene = Scene(Path(shutil.copytree(whole.folder, tmp_path / "case", symlinks=True)), dice, around, whole)
+        folder = Path(shutil.copytree(whole.folder, tmp_path / "case", symlinks=True))
+        scene = replace(whole, folder=folder, dice=dice, around=around, environment={})
         try:
             fault.before(scene)
             scene.start()
             try:
-                scene.process.wait(dice.uniform(0.0, whole.seconds))
+                scene.process.wait(dice.uniform(0.0, scene.seconds))
             except subprocess.TimeoutExpired:
                 fault.harm(scene)
             code, said = scene.ended(fault.word)
             for _ in range(MOST_CALLS - 1):
-                if code == 0 and not (fault.may_come_too_late and any(lost(scene.root, whole.identity))):
+                if code == 0 and not (fault.damages and any(lost(scene.root, scene.identity))):
                     break
                 fault.mend(scene)
                 scene.start()
@@ -388,4 +387,5 @@ def test_nothing_is_lost(name: str, number: int, whole: Whole, tmp_path: Path, p
                 scene.ended()
         except ray_nodes.TooBusy as busy:
             pytest.skip(str(busy))
-        assert not list(lost(scene.root, whole.identity))
+        assert not list(lost(scene.root, scene.identity))
+        assert fault.damages or not list(scene.root.rglob(".damaged"))

@@ -213,20 +213,18 @@ def test_texts_of_figures_are_escaped(tmp_path: Path) -> None:
     ElementTree.fromstring(drawn)
 
 
-def test_mlflow_is_sent_samples_as_a_table_and_hands_it_out_as_a_download(tmp_path: Path) -> None:
+def test_mlflow_is_sent_samples_as_a_table_which_it_hands_out_as_a_download(tmp_path: Path) -> None:
     from flask import Flask
     from mlflow.server import handlers
     from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
 
     pd.DataFrame({"prompt": ["The"], "completion": [NASTY]}).to_parquet(tmp_path / "samples.parquet")
     upload(client := Mock(), "run", "train", tmp_path / "samples.parquet")
-    ((_, text, name),) = (call.args for call in client.log_text.call_args_list)
-    assert name == "train/samples.csv"
-    assert "<script>" in text, "a table holds what was written; who shows it escapes it"
+    (_, text, name) = client.log_text.call_args.args
+    assert (name, "<script>" in text) == ("train/samples.csv", True), "it is escaped where it is shown"
     with Flask("test").test_request_context():
-        for file in ("samples.csv", "page.html"):
-            (tmp_path / file).write_text(text)
-            answer = handlers._send_artifact(LocalArtifactRepository(str(tmp_path)), file)
-            assert answer.headers["Content-Disposition"].startswith("attachment")
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            answer.close()
+        (tmp_path / "samples.csv").write_text(text)
+        answer = handlers._send_artifact(LocalArtifactRepository(str(tmp_path)), "samples.csv")
+        answer.close()
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
