@@ -34,26 +34,16 @@ from pipeline.run.layout import Layout
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 STUDY = Path(__file__).with_name("small.yaml")
 COMMAND = """
-import os, signal, sys
-from pathlib import Path
+import sys
 import ablate
 from studies.console import cli
-folders, write, last = set(), Path.write_text, int(os.environ.get("ENDS_IN_FOLDER", 0))
-def write_text(path, text, *options, **named):
-    folders.add(path.parent)
-    if len(folders) == last:
-        write(path, text[: len(text) // 2], *options, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return write(path, text, *options, **named)
-Path.write_text = write_text
 cli.report_with(lambda study, folder: folder.study_file)
 try:
     ablate.app()
 except KeyboardInterrupt:
     sys.exit(130)
 """
-"""``ablate`` without the report, which only reads what is compared here; it can be killed halfway through the first
-file that it writes to one folder or another."""
+"""``ablate`` without the report, which only reads what is compared here."""
 SETTINGS = ("--set", "train.steps=192", "--set", "runtime.checkpoint_updates=2", "--jobs", "2")
 TESTS = Path(__file__).resolve().parent.parent
 MOST_CALLS, LONGEST = 4, 1200.0
@@ -209,10 +199,6 @@ def _kill_one(scene: Scene) -> None:
         scene.dice.choice(scene.family()).kill()
 
 
-def _end_in_a_write(scene: Scene) -> None:
-    scene.environment["ENDS_IN_FOLDER"] = str(scene.dice.randint(1, 5))
-
-
 def _damaged(change: Callable[[Path, int], object]) -> Fault:
     """Change a file of the output root, but for locks, at a random place."""
 
@@ -308,7 +294,6 @@ FAULTS: dict[str, Fault] = {
     "command killed": _signal(signal.SIGKILL),
     "child killed": Fault(_kill_one),
     "all killed": Fault(Scene.kill_all),
-    "killed in a write": Fault(_nothing, lambda scene: scene.environment.clear(), _end_in_a_write),
     "Ctrl-C": _signal(signal.SIGINT),
     "terminated": _signal(signal.SIGTERM),
     "command stopped": Fault(lambda scene: _stop(scene, [psutil.Process(scene.process.pid)])),
