@@ -21,6 +21,6 @@ def test_all_contenders_run(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     runs = {one["contender"]: one["updates"] for one in json.loads(out.read_text())["runs"]}
-    assert list(runs) == ["ours-grpo", "ours-rloo", "ours-shared", "ours-separate", "trl-ppo"]
+    assert list(runs) == ["ours-grpo", "trl-grpo", "ours-rloo", "trl-rloo", "ours-shared", "ours-separate", "trl-ppo"]
     for (update,) in runs.values():
         assert min(update[phase] for phase in ("generate", "score", "train")) > 0

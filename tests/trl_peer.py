@@ -1,6 +1,6 @@
-"""A real `trl.experimental.ppo.PPOTrainer`, set up from our own configuration; and a witness of what it computes.
+"""Real PPO, GRPO and RLOO trainers of TRL, set up from our own configuration; and a witness of what PPO computes.
 
-The settings are translated in one place, so that whoever compares the two compares the same experiment.
+The settings are translated in one place, so that whoever compares ours with them compares the same experiment.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+import trl
 from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 from transformers.trainer_callback import PrinterCallback
@@ -47,11 +52,9 @@ class TokenRewardModel(nn.Module):
 
 def tokenizer(vocab: int, *, eos_id: int, pad_id: int) -> PreTrainedTokenizerFast:
     """A word-level tokenizer over ``t0 .. t<vocab>``; one more than the network has, as padding it cannot sample."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
     words = {f"t{index}": index for index in range(vocab + 1)}
     made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="t0")))
+    made.backend_tokenizer.pre_tokenizer = WhitespaceSplit()
     made.pad_token, made.eos_token, made.padding_side = f"t{pad_id}", f"t{eos_id}", "left"
     return made
 
@@ -64,6 +67,17 @@ def critic_of(policy: Qwen2ForCausalLM) -> Qwen2ForSequenceClassification:
     critic.model.load_state_dict(policy.model.state_dict())
     nn.init.zeros_(critic.score.weight)
     return critic.eval()
+
+
+def _settings(cfg: TrialConfig, folder: Path, queries: Tensor) -> dict[str, Any]:
+    """Settings of all trainers. Logs go nowhere."""
+    return {
+        "output_dir": str(folder), "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
+        "use_cpu": queries.device.type == "cpu", "bf16": False, "gradient_checkpointing": False,
+        "seed": cfg.train.seed, "gradient_accumulation_steps": 1, "temperature": cfg.train.temperature,
+        "learning_rate": cfg.optimiser.lr, "lr_scheduler_type": cfg.optimiser.lr_schedule,
+        "adam_epsilon": cfg.optimiser.adam_eps, "max_grad_norm": cfg.optimiser.max_grad_norm,
+    }  # fmt: skip
 
 
 def ppo_trainer(
@@ -81,18 +95,13 @@ def ppo_trainer(
     for.
 
     Each of its ``num_mini_batches`` is one optimiser step only with ``gradient_accumulation_steps=1``, so that is what
-    it gets. `changes` are settings of TRL that win. Logs go nowhere.
+    it gets. `changes` are settings of TRL that win.
     """
-    settings: dict[str, Any] = {
-        "output_dir": str(folder), "report_to": "none", "save_strategy": "no", "num_sample_generations": 0,
-        "disable_tqdm": True, "use_cpu": queries.device.type == "cpu", "bf16": False, "gradient_checkpointing": False,
-        "seed": cfg.train.seed, "total_episodes": cfg.train.updates * cfg.train.batch_size,
-        "per_device_train_batch_size": cfg.train.batch_size, "gradient_accumulation_steps": 1,
-        "local_rollout_forward_batch_size": cfg.train.batch_size, "num_mini_batches": cfg.train.num_mini_batches,
-        "num_ppo_epochs": cfg.train.num_epochs, "response_length": cfg.train.response_length,
-        "temperature": cfg.train.temperature, "learning_rate": cfg.optimiser.lr,
-        "lr_scheduler_type": cfg.optimiser.lr_schedule, "adam_epsilon": cfg.optimiser.adam_eps,
-        "max_grad_norm": cfg.optimiser.max_grad_norm, "kl_coef": cfg.kl.beta, "cliprange": cfg.algorithm.clip.epsilon,
+    settings = _settings(cfg, folder, queries) | {
+        "num_sample_generations": 0, "total_episodes": cfg.train.updates * cfg.train.batch_size,
+        "per_device_train_batch_size": cfg.train.batch_size, "local_rollout_forward_batch_size": cfg.train.batch_size,
+        "num_mini_batches": cfg.train.num_mini_batches, "num_ppo_epochs": cfg.train.num_epochs,
+        "response_length": cfg.train.response_length, "kl_coef": cfg.kl.beta, "cliprange": cfg.algorithm.clip.epsilon,
         "cliprange_value": cfg.critic.cliprange, "vf_coef": cfg.critic.vf_coef, "gamma": cfg.algorithm.gamma,
         "lam": cfg.algorithm.gae_lambda, "whiten_rewards": False, "missing_eos_penalty": None,
     }  # fmt: skip
@@ -108,6 +117,33 @@ def ppo_trainer(
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def group_trainer(
+    cfg: TrialConfig, policy: Qwen2ForCausalLM, reward: TokenReward, queries: Tensor, folder: Path, **changes: Any
+) -> Any:
+    """TRL's trainer of GRPO or RLOO, as `cfg` names it, on prompts (n, P), with a copy of `policy` as the reference.
+    EOS is a token that the network cannot sample, so that every response has its full length."""
+    words = tokenizer(policy.vocab_size, eos_id=policy.vocab_size, pad_id=policy.vocab_size)
+    config, trainer, plain = trl.RLOOConfig, trl.RLOOTrainer, {}
+    if cfg.algorithm.name == "grpo":
+        config, trainer = trl.GRPOConfig, trl.GRPOTrainer
+        plain = {"loss_type": "grpo", "use_bias_correction_kl": False}
+    policy.save_pretrained(folder / "reference")
+    policy.config._name_or_path = str(folder / "reference")  # TRL loads it from there
+
+    def score(query: list[list[int]], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        rows = [[*row, *ids] for row, ids in zip(query, completion_ids, strict=True)]
+        return reward(torch.tensor(rows))[:, -1].tolist()
+
+    settings = _settings(cfg, folder, queries) | plain | {
+        "logging_strategy": "no", "max_steps": cfg.train.steps, "num_generations": cfg.train.responses_per_prompt,
+        "per_device_train_batch_size": cfg.train.mini_batch_size, "generation_batch_size": cfg.train.batch_size,
+        "num_iterations": cfg.train.num_epochs, "max_completion_length": cfg.train.response_length,
+        "beta": cfg.kl.beta, "epsilon": cfg.algorithm.clip.epsilon,
+    }  # fmt: skip
+    prompts = Dataset.from_dict({"prompt": words.batch_decode(queries), "query": queries.tolist()})
+    return trainer(policy, score, config(**(settings | changes)), prompts, processing_class=words)
 
 
 class Witness:

@@ -12,12 +12,11 @@ import tempfile
 from importlib import import_module
 from pathlib import Path
 
-CONTENDERS = ("ours-grpo", "ours-rloo", "ours-shared", "ours-separate", "trl-ppo")
-"""Our algorithms without a critic, our PPO by its critic, and TRL's PPO with a separate one."""
+CONTENDERS = ("ours-grpo", "trl-grpo", "ours-rloo", "trl-rloo", "ours-shared", "ours-separate", "trl-ppo")
+"""Algorithms without a critic, our PPO by its critic, and TRL's PPO with a separate one."""
 
 
 def main(name: str, size_name: str, device_name: str, precision: str, threads: str, out: str) -> None:
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if device_name == "cuda":
         # TRL's own flag does not reach its accelerator under transformers 5; this does.
         os.environ["ACCELERATE_MIXED_PRECISION"] = precision

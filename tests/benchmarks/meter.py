@@ -42,6 +42,19 @@ class Meter:
         finally:
             self.switch(below)
 
+    def wrap(self, owner: Any, name: str, phase: str, after: str | None = None) -> None:
+        """Count a function of `owner` as `phase`, and the time from its end as `after`, if that is given."""
+        function = getattr(owner, name)
+
+        def wrapped(*given: Any, **named: Any) -> Any:
+            with self.timed(phase):
+                made = function(*given, **named)
+            if after:
+                self.switch(after)
+            return made
+
+        setattr(owner, name, wrapped)
+
     def end_update(self) -> None:
         """An update has ended."""
         self.switch("rest")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +17,11 @@ from pipeline.models.trunk import trunk
 from pipeline.resources.ledger import Ledger
 from pipeline.run.metrics import MetricsLog
 from pipeline.run.progress import Reporter
-from pipeline.training import checkpoint as checkpoint_module
 from pipeline.training.judging import Scores, TrainingData
 from pipeline.training.trainer import Trainer
 
 NEVER = -1
 """EOS token that the network cannot sample, so that every response has its full length."""
-
-
-class TimedLog(MetricsLog):
-    """The log of a trial; its time is that of logging."""
-
-    meter: Meter
-
-    def append(self, step: int, values: Mapping[str, float]) -> None:
-        with self.meter.timed("log"):
-            super().append(step, values)
-
-    def flush(self, *, durable: bool = True) -> None:
-        with self.meter.timed("log"):
-            super().flush(durable=durable)
 
 
 class Watch(Reporter):
@@ -56,12 +41,12 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
     """A trainer, ready to run; `kind` as in `Size.settings`. On a GPU the precision is the one asked for, not the best
     that the card has."""
     precision_module.mixed_precision = lambda _: precision
-    TimedLog.meter, checkpoint_module.MetricsLog = meter, TimedLog  # type: ignore[misc]
+    meter.wrap(MetricsLog, "append", "log")
+    meter.wrap(MetricsLog, "flush", "log")
     cfg, queries = size.settings(kind), size.prompts()
 
     def score(episodes: Episodes, rows: Sequence[int]) -> Scores:
-        last = (episodes.context_length + episodes.lengths - 1).unsqueeze(1)
-        scores = reward(episodes.query_responses).gather(1, last).squeeze(1)
+        scores = reward(episodes.query_responses)[:, -1]
         return Scores(scores, scores, [""] * len(rows), [""] * len(rows))
 
     policy = size.network().to(device)
@@ -69,11 +54,10 @@ def build(size: Size, kind: str, device: torch.device, precision: str, folder: P
     ledger.timed = meter.timed  # type: ignore[method-assign]
     critic = trunk(size.network().to(device)) if kind == "separate" else None
     actor = ActorCritic(policy, critic, has_critic=cfg.critic.kind != "none")
-    tokens = {"eos_id": NEVER, "pad_id": PAD}
     trainer = Trainer(
         cfg,
         (actor, freeze(size.network().to(device))),
-        TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), tokens),
+        TrainingData(queries, torch.ones_like(queries, dtype=torch.bool), {"eos_id": NEVER, "pad_id": PAD}),
         score,
         folder,
         Watch(meter),

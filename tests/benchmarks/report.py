@@ -10,8 +10,10 @@ import pandas as pd
 SPEED, MEMORY = "episodes/s", "peak [GiB]"
 GOALS = (
     ("ours-shared", "trl-ppo", SPEED, 3.0), ("ours-separate", "trl-ppo", SPEED, 2.0),
+    ("ours-grpo", "trl-grpo", SPEED, 3.0), ("ours-rloo", "trl-rloo", SPEED, 3.0),
     ("ours-grpo", "ours-shared", SPEED, 1.25), ("ours-rloo", "ours-shared", SPEED, 1.25),
     ("ours-shared", "trl-ppo", MEMORY, 0.5), ("ours-separate", "trl-ppo", MEMORY, 0.5),
+    ("ours-grpo", "trl-grpo", MEMORY, 0.5), ("ours-rloo", "trl-rloo", MEMORY, 0.5),
 )  # fmt: skip
 """Contender, peer, figure, and its least speed or most memory as a multiple of the peer's."""
 

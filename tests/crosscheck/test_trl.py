@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.sizes import reward
 from helpers import trial_config
 from tinytrial import moved, preset, trainer
 from torch import Tensor
@@ -65,11 +66,6 @@ def settings() -> TrialConfig:
         "algorithm__clip__epsilon": 0.02, "algorithm__gae_lambda": 0.8, "algorithm__gamma": 0.9,
     }  # fmt: skip
     return trial_config(**changes)
-
-
-def reward(ids: Tensor) -> Tensor:
-    """Score every prefix: the mean of an arbitrary number for each token."""
-    return ((ids * 7) % 5 - 2).float().cumsum(1) / torch.arange(1, ids.shape[1] + 1)
 
 
 def network(seed: int) -> Qwen2ForCausalLM:
