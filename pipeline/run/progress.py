@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -56,6 +56,8 @@ class TrialOutcome:
     cost: Mapping[str, float]
     execution: Mapping[str, str]
     """Device and precision of its training."""
+    ends: Mapping[str, float] = field(default_factory=dict)
+    """Where the series of a trial of another program ended, by metric."""
 
 
 LEAVE = "ABLATE_LEAVE"

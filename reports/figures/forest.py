@@ -37,7 +37,7 @@ def win_rate(records: StudyRecords, findings: Findings) -> Plot | None:
     rows_axis(axes, [result.arm for result in arms])
     axes.set_xlim(0, 1)
     axes.set_xlabel("win rate against the reference [fraction]")
-    caption = say("figures", "win_rate", records.study.imported is not None)
+    caption = say("figures", "win_rate", records.study.foreign)
     alt = "; ".join(f"{result.arm} {interval(result.estimates[RATE], RATE)}" for result in arms)
     title = "Win rate against the reference"
     return Plot(figure, estimate_frame(arms, (RATE,)), title, caption, f"Forest plot of win rates: {alt}.")

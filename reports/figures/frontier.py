@@ -28,7 +28,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Plot | None:
     arms = [result for result in findings.arms if X in result.estimates]
     if not arms:
         return None
-    styles, published = arm_styles(records.study), records.study.imported is not None
+    styles, published = arm_styles(records.study), records.study.foreign
     judged = records.reference_gold()
     farthest = max(max(*result.per_seed[X].values(), result.estimates[X].high or 0.0) for result in arms)
     figure = new_figure(SINGLE, 4.3)

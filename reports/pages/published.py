@@ -46,7 +46,7 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     Raises `UserError` for a study that has no trial of its own, and what `load_records` and `replace_folder` do.
     """
     records = load_records(folder, study)
-    if study.imported is not None or not records.records:
+    if study.foreign or not records.records:
         raise UserError(f"{study.name} cannot be published: no trial of it has run here")
     findings = analyse(records)
     replace_folder(root / study.name, lambda new: _write(records, findings, new))

@@ -32,11 +32,18 @@ from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
 from studies.definition.schema import Study, load_study
 from studies.definition.search import SEARCH, Tried, confirmation
+from studies.definition.space import Objective
 from studies.execution.recorded import refuse_lost
 from studies.hints import command
 
 MISSING = "missing"
 STALE = "stale"
+TRAINED = (
+    "These trials were trained by the study's own program: what is shown is what its logs hold, and how they were"
+    " sampled and judged, and how their KL was estimated, is not known here. Where a metric was not evaluated, the end"
+    " of each trial's series stands in its place."
+)
+"""Note at the head of a page."""
 STAGES = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
 STATUSES = ("complete", "budget", "diverged", "pruned", "failed", STALE, MISSING)
 
@@ -100,9 +107,9 @@ class StudyRecords:
         return {label: own[key] for key, label in labels.items() if key in own}
 
     def reported(self, evaluation: Sequence[str], ends: Sequence[str]) -> tuple[str, ...]:
-        """Return the metrics to report: those of the evaluation, or of an imported study those of either list that some
+        """Return the metrics to report: those of the evaluation, or of another program those of either list that some
         trial has, since the end of a series can stand for an evaluation."""
-        if self.study.imported is None:
+        if not self.study.foreign:
             return tuple(evaluation)
         return tuple(key for key in (*evaluation, *ends) if key in self.trials.columns)
 
@@ -284,9 +291,12 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     digests = {(cell.arm, cell.seed): cell.digest for cell in plan}
     current = [record for cell, record in records.items() if record.config_digest == digests[cell]]
     refuse_lost(folder, current, kept=folder.report / "index.html")
-    rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
+    rows = [
+        _trial(folder, cell, records.get((cell.arm, cell.seed)), study.objective, gathered)
+        for cell in _by_arm(study, plan)
+    ]
     _refuse_empty(folder, rows)
-    gathered.notes += started.get("notes", [])
+    gathered.notes += started.get("notes", [TRAINED] if study.trainer is not None else [])
     return StudyRecords(
         study=study,
         profile=profile,
@@ -323,7 +333,9 @@ def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
     return sorted(plan, key=lambda cell: (order[cell.arm], places[cell.seed]))
 
 
-def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
+def _trial(
+    folder: StudyFolder, cell: Planned, record: TrialRecord | None, objective: Objective, gathered: _Gathered
+) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": cell.arm, "seed": cell.seed, "status": MISSING, "reason": None, "steps": 0}
     row |= {"planned_steps": cell.steps, "evaluated": False, "finished": None, "config_digest": None}
     if record is None:
@@ -343,9 +355,11 @@ def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathe
     curves = read_curves(folder, record, gathered.notes)
     if curves is not None:
         gathered.curves.append(curves)
-    # Imported trials have no planned length, and no evaluation: where their training ended stands for it.
+    # Trials of other programs may have no planned length, and no evaluation: where their training ended stands for it.
     row |= {"planned_steps": cell.steps or record.steps, **record.ends}
     row |= {"evaluated": isinstance(cell, Foreign) and record.status == "complete"}
+    if record.status == "diverged" and objective.worst is not None:
+        row |= {"evaluated": True, objective.metric: objective.worst}
     # A failed trial is going to be retried, so whatever it left is no result.
     answers = read_answers(folder, record, gathered.notes) if record.status != "failed" else None
     if answers is not None:

@@ -14,6 +14,7 @@ from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.metrics import BY_FAMILY, known
 from pipeline.run.store import file_of
 from studies.definition.schema import IMPORTED
+from studies.definition.trainer import TRAINER
 
 _NUMBERS = (
     "policy_gold", "policy_proxy", "policy_length", "win", "tie", "reference_gold", "reference_gold_std",
@@ -59,7 +60,8 @@ def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> 
     wanted = (*ANSWER_COLUMNS, *PROXY_COLUMNS)
     frame = _read(path, lambda column: column in wanted or column.startswith(tuple(BY_FAMILY.values())))
     absent = [column for column in wanted if column not in frame.columns]
-    if absent and (record.profile != IMPORTED or "prompt_id" in absent):  # imported outcomes can lack columns
+    foreign = record.profile in (IMPORTED, TRAINER)  # outcomes of other programs can lack columns
+    if absent and (not foreign or "prompt_id" in absent):
         raise Damaged(path, f"no column {', '.join(absent)}", _AGAIN)
     if not frame.get("decided", pd.Series([1.0])).any():
         frame = frame.drop(columns=["agree", "decided"], errors="ignore")  # a share of no pairs is no result

@@ -71,7 +71,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
 def arm_table(records: StudyRecords, findings: Findings, quality: Sequence[str] = _QUALITY) -> Table:
     """Show the objective, quality and drift of every arm, or where its training ended."""
     own = list(dict.fromkeys((records.study.objective.metric, *records.reported(quality, ENDS))))
-    ends = [key for key in own if key in ENDS] if records.study.imported is not None else []
+    ends = [key for key in own if key in ENDS] if records.study.foreign else []
     title = "Quality and drift" if records.reported(_QUALITY, ()) else "Where training ended"
     won = ACCURACY in own and any(decided_won(result) is not None for result in findings.arms)
     return _estimates("arms", title, records, findings, own, ends=ends, keys=own, won=won)

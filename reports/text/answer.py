@@ -114,7 +114,7 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
         base=baseline.estimates.get(metric),
         counts=records.counts(),
         evaluated=any(result.estimates for result in findings.arms),
-        unrecorded=records.study.imported is not None and metric not in records.trials.columns,
+        unrecorded=records.study.foreign and metric not in records.trials.columns,
         groups={outcome: members for outcome, members in groups.items() if members},
         untested=[one for one in compared if one["outcome"] not in outcomes],
         apart=[findings.arm(effect.arm) for effect in effects if effect.estimate is None],

@@ -20,8 +20,8 @@ def methods(records: StudyRecords, findings: Findings) -> dict[str, str]:
     claims = {"hypotheses": study.hypotheses, "registered": standing.lines, "falsifiers": study.falsifiers}
     compared = next((row for row in findings.matched if not row.reason), None)
     drift = {"compared": compared, "alarms": findings.alarms, "kl_source": kl_source(records)}
-    scores = None if records.prompts.empty or study.imported is not None else reference_scores(records)
-    ours = not records.prompts.empty and study.imported is None
+    scores = None if records.prompts.empty or study.foreign else reference_scores(records)
+    ours = not records.prompts.empty and not study.foreign
     paragraphs = {
         "Design": _design(records, findings),
         "Training": _training(records),

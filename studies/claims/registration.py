@@ -53,7 +53,7 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
         "study": study.name,
         "profile": profile,
         "overrides": dict(overrides),
-        "objective": study.objective.model_dump(mode="json"),
+        "objective": study.objective.model_dump(mode="json", exclude=None if study.trainer else {"window", "worst"}),
         "arms": study.arm_overrides(),
         "hypotheses": {part.name: part.model_dump(mode="json", exclude={"name"}) for part in study.hypotheses},
         "falsifiers": {

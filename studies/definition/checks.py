@@ -24,6 +24,8 @@ from studies.definition.falsifier import EXACT_KL, Falsifier
 from studies.definition.fields import EVALUATION, FIXED, check_comparable, kept_apart
 from studies.definition.schema import IMPORTED, KINDS, Study
 from studies.definition.space import Constraint
+from studies.definition.trainer import TRAINER
+from studies.definition.trainer import faults as trainer_faults
 
 CONFIRM = "confirm-"
 """Prefix of the arms of a confirmation, followed by a rank."""
@@ -58,8 +60,9 @@ def fault_lines(source: str, faults: Iterable[ConfigFault]) -> str:
 
 def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     """Refuse ``--set`` keys that are unknown, that seeds own, or that could have no effect on this study."""
-    if overrides and study.kind == IMPORTED:
-        raise UserError(f"--set: {study.name} was imported; its trials cannot be changed here")
+    if overrides and study.foreign:
+        why = "its trials were imported" if study.trainer is None else "its trainer has parameters of its own"
+        raise UserError(f"--set: nothing of {study.name} can be changed so: {why}; change {study.source or 'its file'}")
     faults = [f"--set: {fault}" for key in overrides if (fault := _override_fault(study, key))]
     if overrides and not faults:
         faults = [f"--set: {fault.text}" for fault in _space(study, overrides)]
@@ -187,12 +190,13 @@ def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
         yield _fault(f"{trials:,} trials ({len(arms):,} arms); at most {MOST_TRIALS:,} are planned", "seeds")
         return
     yield from _seeds(study)
-    profiles = [IMPORTED] if study.kind == IMPORTED else profile_names()
+    profiles = [TRAINER] if study.trainer else [IMPORTED] if study.imported else profile_names()
     if study.profile not in profiles:
         hint = f"{nearest(study.profile, profiles)}; there are: {', '.join(profiles)}"
         yield _fault(f"no profile '{study.profile}'{hint}", "profile")
-    elif study.kind != IMPORTED:
+    elif not study.foreign:
         yield from _knobs(study)
+    yield from _of_trainer(study)
     yield from _names(study)
     yield from _aims(study)
     yield from _methods(study, arms)
@@ -201,11 +205,27 @@ def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
         yield from _falsifier(study, index, falsifier, arms)
 
 
+def _of_trainer(study: Study) -> Iterator[ConfigFault]:
+    """The trainer's command against parameters and arms, and what has a meaning with a trainer alone."""
+    if study.trainer is not None:
+        yield from (_fault(text, *where) for where, text in trainer_faults(study.trainer, study))
+        return
+    given = {("parameters",): study.parameters, ("objective", "worst"): study.objective.worst is not None}
+    given |= {("objective", "window"): "window" in study.objective.model_fields_set}
+    yield from (
+        _fault("belongs to a study with a trainer of its own; leave it out", *where)
+        for where, one in given.items()
+        if one
+    )
+
+
 def _seeds(study: Study) -> Iterator[ConfigFault]:
     """Seeds of searches and confirmations against the study's own."""
     search = study.search
-    if study.kind == IMPORTED and study.vary:
-        yield _fault("imported trials were run elsewhere; leave it out", "vary")
+    if study.foreign and study.vary:
+        yield _fault("it names links of our own chain, and another program trains; leave it out", "vary")
+    if study.trainer and (search or study.imported):
+        yield _fault("has a trainer, whose arms stand under arms, grid or factors", study.kind)
     if search and len(study.seeds) > 1:
         why = f"a search trains on one seed, {len(study.seeds)} are given"
         yield _fault(f"{why}; fresh ones go under search.confirm.seeds", "seeds")
@@ -287,7 +307,7 @@ def _aims(study: Study) -> Iterator[ConfigFault]:
             yield _fault("of a search they stand under search.constraints", "constraints")
     aims |= {(*where, n, "metric"): one.metric for where, many in lists.items() for n, one in enumerate(many)}
     for where, metric in aims.items():
-        if study.kind == IMPORTED:
+        if study.foreign:
             try:
                 check_comparable(metric)
             except ValueError as error:
@@ -332,7 +352,7 @@ def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
 def _falsifier(study: Study, index: int, falsifier: Falsifier, arms: Sequence[str]) -> Iterator[ConfigFault]:
     if falsifier.name in [one.name for one in study.falsifiers[:index]]:
         yield _fault(f"'{falsifier.name}' is the name of two claims", "falsifiers", index, "name")
-    if study.kind == IMPORTED and "metric" not in falsifier.model_fields_set:
+    if study.foreign and "metric" not in falsifier.model_fields_set:
         hint = f"the default, {EXACT_KL}, is rarely in logs of other programs; name a series that they hold"
         yield _fault(f"is missing; {hint}", "falsifiers", index, "metric")
     found = {pattern: fnmatch.filter(arms, pattern) for pattern in falsifier.arms}

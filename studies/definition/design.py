@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pipeline.config.base import replaced
 from pipeline.config.effects import inert
@@ -17,6 +17,7 @@ from pipeline.rewards.kinds import is_own
 from studies.definition.checks import built, check_overrides, fault_lines
 from studies.definition.fields import LINKS, SEED_KEY, Link
 from studies.definition.schema import IMPORTED, Study
+from studies.definition.trainer import trials
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Cell:
     arm: str
     seed: int
     config: TrialConfig
+    """Of a study with a trainer of its own, a `CommandTrial`."""
 
     @property
     def label(self) -> str:
@@ -43,12 +45,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Foreign:
-    """One trial that another program ran, identified by arm and seed, since its configuration is unknown."""
+    """One trial of another program, whose configuration is unknown, or as of a trainer its command."""
 
     arm: str
     seed: int
     steps: int = 0
-    """Unknown: such a trial counts as planned for the steps that it took."""
+    """0: unknown; such a trial counts as planned for the steps that it took."""
+    command: str = ""
+    """Digest of the command; an imported trial is identified by arm and seed."""
 
     @property
     def label(self) -> str:
@@ -56,17 +60,19 @@ class Foreign:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(canonical_json([IMPORTED, self.arm, self.seed]).encode()).hexdigest()[:16]
+        return self.command or hashlib.sha256(canonical_json([IMPORTED, self.arm, self.seed]).encode()).hexdigest()[:16]
 
 
 Planned = Cell | Foreign
 
 
 def planned(study: Study, profile: str | None = None, overrides: Mapping[str, Any] | None = None) -> Sequence[Planned]:
-    """Return the expected records of a study: its `cells`, or where it was imported its arms x seeds."""
-    if study.kind != IMPORTED:
+    """Return the expected records of a study: its `cells`, or where another program trained its arms x seeds."""
+    if not study.foreign:
         return cells(study, profile, overrides)
     check_overrides(study, overrides or {})
+    if study.trainer is not None:
+        return [Foreign(arm, seed, run.gradient_steps, run.digest()) for arm, seed, run in trials(study)]
     return [Foreign(arm, seed) for seed in study.seeds for arm in study.arm_overrides()]
 
 
@@ -82,6 +88,8 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
         raise UserError(
             f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import"
         )
+    if study.trainer is not None:
+        return [Cell(arm, seed, cast(Any, run)) for arm, seed, run in trials(study)]
     configs, faults = built(study, profile or study.profile, overrides or {})
     if faults:
         raise UserError(fault_lines(study.source or study.name, faults))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
 from pipeline.config.base import Seed, distinct
 from pipeline.config.loading import check_key
@@ -44,15 +44,23 @@ def _listed(seeds: Any) -> Any:
     return seeds
 
 
-def in_full(knobs: Any) -> Any:
+def _of_trainer(info: ValidationInfo | None) -> bool:
+    """Return whether the keys are parameters of the study's own trainer, which `studies.definition.trainer` checks."""
+    return bool(info and info.data and info.data.get("trainer"))
+
+
+def in_full(knobs: Any, info: ValidationInfo | None = None) -> Any:
     """`algorithm` is short for `algorithm.name`."""
     try:
-        return spelled_out(knobs) if isinstance(knobs, Mapping) else knobs
+        return spelled_out(knobs) if isinstance(knobs, Mapping) and not _of_trainer(info) else knobs
     except UserError as error:
         raise ValueError(str(error)) from None
 
 
-def _checked_knob(key: str) -> str:
+def _checked_knob(key: str, info: ValidationInfo) -> str:
+    if _of_trainer(info):
+        return key
+    key = NAME if key == SHORT else key
     if key in FIXED:
         raise ValueError(f"'{key}' {FIXED[key]}")
     try:
@@ -86,8 +94,8 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 Seeds = Annotated[
     tuple[Seed, ...], Field(min_length=1, max_length=MOST_SEEDS), AfterValidator(distinct), BeforeValidator(_listed)
 ]
-Knob = Annotated[str, AfterValidator(_checked_knob), BeforeValidator(lambda key: NAME if key == SHORT else key)]
-"""A dotted key of the configuration."""
+Knob = Annotated[str, AfterValidator(_checked_knob)]
+"""A dotted key of the configuration, or a parameter of a trainer."""
 Knobs = Annotated[dict[Knob, Any], BeforeValidator(in_full)]
 """Changes of an arm: {dotted key: value}."""
 Levels = Annotated[dict[Knob, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(in_full)]

@@ -27,6 +27,7 @@ from studies.definition.falsifier import Falsifier
 from studies.definition.fields import SEED_KEY, STOP_KEY, Knob, Knobs, Levels, Link, Seeds, Text
 from studies.definition.hypotheses import Hypothesis
 from studies.definition.space import Constraint, Objective, Search
+from studies.definition.trainer import TRAINER, Trainer, Value
 
 STUDIES = Path(__file__).parents[1]
 CONFIRMATION = "+confirm"
@@ -77,6 +78,14 @@ class Study(Section):
         ),
     )
     objective: Objective = Objective()
+    trainer: Trainer | None = Field(
+        None, description="a training program of your own that the arms run, in place of ours"
+    )
+    parameters: dict[str, Value] = Field(
+        {},
+        max_length=MOST_CLAIMS,
+        description="name: value; what the trainer's command is given where an arm sets no other",
+    )
     arms: dict[str, Knobs] | None = Field(None, max_length=MOST_ARMS, description="name: {dotted key: value}")
     grid: Levels | None = Field(None, description="dotted key: [values]; every combination is an arm")
     factors: Levels | None = Field(None, description="dotted key: [values]; one at a time around the baseline")
@@ -111,10 +120,17 @@ class Study(Section):
         """Kind of design; the confirmation of a search, whose arms are known, is still a search."""
         return "search" if self.search is not None else next(kind for kind in KINDS if getattr(self, kind) is not None)
 
+    @property
+    def foreign(self) -> bool:
+        """Return whether another program trains: what it did is known from its logs alone."""
+        return self.imported is not None or self.trainer is not None
+
     @model_validator(mode="before")
     @classmethod
-    def _profile_of_imported(cls, content: Any) -> Any:
-        return {"profile": IMPORTED, **content} if isinstance(content, dict) and content.get("imported") else content
+    def _profile_of_foreign(cls, content: Any) -> Any:
+        named = {"imported": IMPORTED, "trainer": TRAINER}
+        given = [profile for key, profile in named.items() if isinstance(content, dict) and content.get(key)]
+        return {"profile": given[0], **content} if given else content
 
     @property
     def argument(self) -> str:

@@ -26,6 +26,14 @@ class Objective(Section):
         ),
     )
 
+    window: Literal["last_tenth", "last"] = Field(
+        "last_tenth", description="of a trainer's series: what stands for an evaluation, their mean there or last value"
+    )
+    worst: Finite | None = Field(
+        None,
+        description="of a trainer: the value of a run that diverged; without it, such a run is left out and counted",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _better_side(cls, content: Any) -> Any:

@@ -183,6 +183,8 @@ class Agenda:
     def _shared_lock(self, cell: Cell) -> str:
         """Name of the lock on all that a trial shares with others: the same before, between and after these stages."""
         key = cell.arm, cell.seed
+        if self._run.study.trainer is not None:  # its trials share nothing
+            return self._lock(cell).name
         if key not in self._shared:
             alike = likeness(STAGES, cell.config)
             own = own_stages(alike)

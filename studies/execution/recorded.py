@@ -12,7 +12,7 @@ from pipeline.run.layout import Layout, StudyFolder, TrialRecord, safe
 from pipeline.run.store import Artifact, artifact_of, checked, inside
 
 LISTED = 3
-OWN = frozenset({"train", "evaluate"})
+OWN = frozenset({"command", "train", "evaluate"})
 """Stages whose results are a trial's own; those of the others are shared by many trials."""
 
 

@@ -68,6 +68,7 @@ def write_record(run: Started, cell: Cell, outcome: TrialOutcome | None, reason:
             for one in ended.artifacts.values()
         },
         summary=dict(ended.summary),
+        ends=dict(ended.ends),
         cost=dict(ended.cost),
         environment={**run.module.environment(), **ended.execution},
         finished=times[-1] or "",

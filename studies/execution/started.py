@@ -45,8 +45,9 @@ PACKAGES = ("pipeline", "studies/execution")
 """Packages that compute a trial and carry it out."""
 LOOK_SECONDS = 3.0
 """Seconds to watch the status of a trial whose lock looks free; a trial at work renews its own every second."""
-TRIALS = "pipeline.trial"
-"""The module with `run_trial`, `plan_trial` and `environment`."""
+TRIALS, COMMANDS = "pipeline.trial", "studies.importing.command"
+"""The modules with `run_trial`, `plan_trial`, `check_budget`, `execution` and `environment`: of our own trials, and of
+those of a study's trainer."""
 PINNED = {
     "study": "another study file",
     "overrides": "other --set values",
@@ -112,7 +113,8 @@ def start(run: Started, say: Callable[[str], None]) -> Iterator[None]:
     Claims are registered before a trial begins. Trials that were given up are tried again, unless other hands are at
     work. Raises `UserError` where hands work with other settings, or where their locks are not seen here.
     """
-    check_own(run.study, {cell.arm: cell.config for cell in run.cells()})
+    if run.study.trainer is None:
+        check_own(run.study, {cell.arm: cell.config for cell in run.cells()})
     wanted, folder = _pinned(run), run.folder
     folder.path.mkdir(parents=True, exist_ok=True)
     check_locks(folder)
@@ -210,7 +212,7 @@ def given_up(run: Started) -> list[Path]:
 
 
 def _pinned(run: Started) -> dict[str, Any]:
-    configs = [cell.config for cell in run.cells()]
+    configs = [cell.config for cell in run.cells()] if run.study.trainer is None else []
     own = own_digests(configs)
     return {
         "study": run.study.model_dump(mode="json"),

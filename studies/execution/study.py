@@ -25,7 +25,7 @@ from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Inline, Say
 from studies.execution.records import sound_record
 from studies.execution.search import write_optuna
-from studies.execution.started import TRIALS, Started, join, shared_of, start
+from studies.execution.started import COMMANDS, TRIALS, Started, join, shared_of, start
 from studies.execution.watch import Watch
 from studies.tracking.background import Background
 from studies.tracking.sync import Synced, View, sync
@@ -69,7 +69,7 @@ def run_study(
     jobs: int,
     console: Console,
     *,
-    trials: str = TRIALS,
+    trials: str | None = None,
     after: Callable[[StudyFolder], Path | None] | None = None,
 ) -> StudyResult:
     """Run the missing trials of a study, `jobs` at once, and return all of it; other hands may be at work on it.
@@ -78,10 +78,13 @@ def run_study(
     right, and lets `KeyboardInterrupt` through once every trial has been stopped.
     """
     chosen = profile or study.profile
-    run = Started(study, chosen, overrides, layout, layout.study(study.name, chosen), trials)
+    run = Started(study, chosen, overrides, layout, layout.study(study.name, chosen), trials or module_of(study))
     plan = run.cells()
-    for source in {cell.config.data for cell in plan}:
-        check_source(source)  # before anything is written
+    warnings = list[str]()
+    if study.trainer is None:
+        for source in {cell.config.data for cell in plan}:
+            check_source(source)  # before anything is written
+        warnings = [*cautions(plan), *untestable(study, plan)]
     writable(layout.root)
     _check_budget(run, plan)
     display = Display(console, trial_count(study))
@@ -89,7 +92,7 @@ def run_study(
     def warn(text: str) -> None:
         display.line(text, "yellow")
 
-    for caution in [*cautions(plan), *untestable(study, plan)]:
+    for caution in warnings:
         warn(caution)
     with start(run, warn):
         agenda = Agenda(run)
@@ -171,10 +174,16 @@ def _sender(run: Started, agenda: Agenda) -> Callable[..., Synced | None]:
 
 def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
     """Refuse the first trial that has to run and cannot fit. Raises `UserError`."""
-    missing = [cell for cell in plan if sound_record(run.folder, cell) is None]
-    alike = {seeded(cell.config, 0, tuple(LINKS)).model_dump_json(): cell for cell in missing[::-1]}
-    for cell in list(alike.values())[::-1]:
+    missing = [cell for cell in plan if sound_record(run.folder, cell) is None][::-1]
+    if run.study.trainer is None:
+        missing = [*{seeded(cell.config, 0, tuple(LINKS)).model_dump_json(): cell for cell in missing}.values()]
+    for cell in missing[::-1]:
         run.module.check_budget(cell.config, cell.label)
+
+
+def module_of(study: Study) -> str:
+    """Name of the module that runs the trials of a study."""
+    return TRIALS if study.trainer is None else COMMANDS
 
 
 def trial_count(study: Study) -> int:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from studies.importing.maps import PROMPT_ID, Map, first, present
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 RULE = f"name logs ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with {', '.join(SUFFIXES)}"
+EVENTS = "events.out.tfevents.*"
 _FORMS = (
     r"(?:(?P<arm>.+)[-_./])?seed[-_=]?(?P<seed>\d{1,18})",
     r"seed[-_=]?(?P<seed>\d{1,18})[-_/](?P<arm>.+)",
@@ -74,9 +75,35 @@ def number(value: Any) -> float:
         return -math.inf
 
 
+def find_file(folder: Path, patterns: Iterable[str]) -> Path | None:
+    """The newest of the files, or folders of TensorBoard's, that match the first of some patterns with a match."""
+    for pattern in patterns:
+        found = [path for path in folder.glob(pattern) if path.is_file() or any(path.glob(EVENTS))]
+        if found:
+            return max(found, key=lambda path: (path.stat().st_mtime_ns, path))
+    return None
+
+
+def _read_events(folder: Path) -> pd.DataFrame:
+    """The scalars of TensorBoard's event files, a row a step; of two values at one step the last counts."""
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise UserError(f"{folder}: to read event files takes tensorboard, which is not installed here") from None
+    events, rows = EventAccumulator(str(folder), {"scalars": 0}), dict[int, dict[str, Any]]()
+    events.Reload()
+    for name in events.Tags()["scalars"]:
+        for event in events.Scalars(name):
+            value = event.value if math.isfinite(event.value) else "NaN"
+            rows.setdefault(event.step, {"step": event.step})[name.removeprefix("train/")] = value
+    return pd.DataFrame([rows[step] for step in sorted(rows)], [f"step {step}" for step in sorted(rows)], dtype=object)
+
+
 def read_table(path: Path) -> pd.DataFrame:
     """The rows of a file as logged, by their places; a recorded NaN is a text, and a NaN was not recorded. Half a line,
     left by a killed program, is no row. Raises `UserError` with file and place for what cannot be read."""
+    if path.is_dir() and any(path.glob(EVENTS)):
+        return _read_events(path)
     require_file(path, str(path))
     rows, word, text, at = dict[str, Any](), "line" if path.suffix in (".csv", ".jsonl") else "row", "", 0
     try:

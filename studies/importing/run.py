@@ -138,7 +138,7 @@ def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store
     """The record of a trial, whose series and outcomes are put into the store."""
     identity = {"format": FORMAT, **trial.origin, "mapping": stated}
     key = hashlib.sha256(canonical_json(identity).encode()).hexdigest()[:16]
-    artifact = store.build(STAGE, key, identity, partial(_write, trial), resumable=False)
+    artifact = store.build(STAGE, key, identity, partial(write, trial), resumable=False)
     made = ["train"] * (trial.prompts is None or bool(trial.series)) + ["evaluate"] * (trial.prompts is not None)
     where = StageRef(key=key, path=artifact.path.relative_to(store.root.parent).as_posix(), digest=artifact.digest)
     return TrialRecord(
@@ -160,7 +160,7 @@ def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store
     )
 
 
-def _write(trial: ImportedTrial, out: Path) -> dict[str, Any]:
+def write(trial: ImportedTrial, out: Path) -> dict[str, Any]:
     """Write the artifact of a trial."""
     if trial.series or trial.prompts is None:
         with MetricsLog(out / "metrics.jsonl") as log:

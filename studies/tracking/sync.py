@@ -22,7 +22,7 @@ from studies.claims.falsifiers import Verdict
 from studies.claims.symptoms import health_of
 from studies.claims.verdicts import of_record
 from studies.definition.design import Planned
-from studies.definition.schema import IMPORTED, Study
+from studies.definition.schema import Study
 from studies.tracking import store
 from studies.tracking.describe import (
     key_of,
@@ -195,7 +195,7 @@ def _open_study(view: View, runs: Runs) -> None:
     runs.experiment, used = store.experiment_of(runs.client, name, view.layout)
     if used != name:
         runs.warn(f"experiment '{name}' holds runs of another program; these runs go to '{used}'")
-    runs.client.set_experiment_tag(runs.experiment, TAG, saved_view(study.kind == IMPORTED))
+    runs.client.set_experiment_tag(runs.experiment, TAG, saved_view(study.foreign))
     tags = tags_of_study(study, view.folder, view.profile) | tags_of_environment(view.environment)
     runs.open(STUDY, f"study {study.name}", tags, {})
 

@@ -1,0 +1,208 @@
+"""A training program of the user's own: its command, logs and limits, and the trials that a study makes of it.
+
+Only ``{name}`` is replaced in the words of the command, by a parameter of the arm, ``{seed}``, or ``{out}``, the folder
+of the trial; ``{{`` and ``}}`` stand for braces. No shell reads them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from pipeline.config.base import Positive, Section, StrictlyPositive
+from pipeline.config.names import nearest
+from pipeline.config.train import StopRule
+from pipeline.config.trial import CapsConfig, RuntimeConfig, canonical_json
+from pipeline.errors import UserError
+from pipeline.run.store import file_digest
+
+if TYPE_CHECKING:
+    from studies.definition.schema import Study
+
+TRAINER = "trainer"
+"""Stand-in for the profile of such a study."""
+SEED, OUT = "seed", "out"
+"""Names that are no parameters."""
+_PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")
+_POWER_OF_TEN = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+
+
+def _number(value: Any) -> Any:
+    """A text such as 1e-6, which is no number in YAML 1.1, as the number that is meant."""
+    return float(value) if isinstance(value, str) and _POWER_OF_TEN.fullmatch(value) else value
+
+
+Value = Annotated[bool | int | float | str, BeforeValidator(_number)]
+Window = Literal["last_tenth", "last"]
+
+
+class Logs(Section):
+    """The files that hold a run's series, below ``{out}``."""
+
+    names: str = Field("plain", description="map of their columns: one of studies/importing/programs, or a .yaml file")
+    files: tuple[str, ...] = Field(
+        ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json", "runs/*"),
+        min_length=1,
+        description=(
+            "patterns below {out}, of which the first that matches is read, and of several files the newest; a folder:"
+            " TensorBoard's event files"
+        ),
+    )
+
+
+class Resume(Section):
+    """How a run that was cut off is taken up again."""
+
+    if_: str = Field(alias="if", min_length=1, description="pattern below {out} of what it can be taken up from")
+    add: tuple[str, ...] = Field(min_length=1, description="words that the command then gets at its end")
+
+
+class Trainer(Section):
+    """A training program that is started once for each arm and seed."""
+
+    folder: str = Field(".", description="where the command runs, from the study's file")
+    command: tuple[str, ...] = Field(min_length=1, description="the program and its words, with {name} in them")
+    code: tuple[str, ...] | None = Field(
+        None,
+        description="patterns of the files that make it run again when they change (default: words that are files)",
+    )
+    logs: Logs = Logs()
+    evaluation: str | None = Field(
+        None, description="table below {out} with a row a prompt: prompt_id and outcomes, which pairs arms by prompt"
+    )
+    resume: Resume | None = None
+    gpus: int = Field(0, ge=0, le=64, description="GPUs of a run; 0: it sees none")
+    threads: Positive = Field(1, description="CPU threads of a run, as OMP_NUM_THREADS")
+    steps: Positive | None = Field(None, description="gradient steps of a run, for the time left")
+    wall_clock_h: StrictlyPositive = Field(12.0, description="most hours of a run, which ends there as `budget`")
+    memory_gib: StrictlyPositive = Field(14.6, description="most memory of a run's processes (RSS)")
+
+
+class CommandTrial(Section):
+    """Everything about one run of a trainer. It has the parts of a `TrialConfig` that hands and records ask for."""
+
+    trainer: Trainer
+    folder: Path
+    """Folder of the study's file."""
+    parameters: dict[str, Value]
+    seed: int
+    window: Window
+    stop: tuple[StopRule, ...]
+
+    @property
+    def home(self) -> Path:
+        return self.folder / self.trainer.folder
+
+    @property
+    def words(self) -> list[str]:
+        """The command, with ``{out}`` still in it."""
+        values = {**self.parameters, SEED: self.seed, OUT: f"{{{OUT}}}"}
+        return [filled(word, values) for word in self.trainer.command]
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        device: Literal["cpu", "cuda"] = "cuda" if self.trainer.gpus else "cpu"
+        return RuntimeConfig(device=device, processes=max(self.trainer.gpus, 1), threads=self.trainer.threads)
+
+    @property
+    def caps(self) -> CapsConfig:
+        return CapsConfig(wall_clock_h=self.trainer.wall_clock_h, memory_gib=self.trainer.memory_gib)
+
+    @property
+    def gradient_steps(self) -> int:
+        return self.trainer.steps or 0
+
+    def digest(self) -> str:
+        """16 hexadecimal digits that change with the command, the parameters, or how logs are read."""
+        read = self.trainer.logs.model_dump(), self.trainer.evaluation, self.window
+        content = [TRAINER, self.words, self.parameters, [rule.model_dump(mode="json") for rule in self.stop], read]
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:16]
+
+    def code(self) -> dict[str, str]:
+        """Digest of each file that the run depends on. Raises `UserError` for a pattern without files."""
+        files = [self.home / word for word in self.words if (self.home / word).is_file()]
+        found = {} if self.trainer.code else {path.name: file_digest(path) for path in files}
+        for pattern in self.trainer.code or ():
+            files = []
+            with suppress(NotImplementedError):  # an absolute pattern
+                files = [path for path in self.home.glob(pattern) if path.is_file()]
+            if not files:
+                raise UserError(f"trainer.code: no file '{pattern}' in {self.home.resolve()}")
+            found |= {path.relative_to(self.home).as_posix(): file_digest(path) for path in sorted(files)}
+        return found
+
+
+def filled(word: str, values: Mapping[str, Any]) -> str:
+    """A word of the command with its values: texts as they are, numbers as Python writes them.
+
+    >>> filled("--lr={lr} {{x}}", {"lr": 1e-6})
+    '--lr=1e-06 {x}'
+    """
+
+    def one(fit: re.Match[str]) -> str:
+        value = values[fit[1]] if fit[1] else fit[0][0]
+        return value if isinstance(value, str) else repr(value)
+
+    return _PLACE.sub(one, word)
+
+
+def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Places and words of what is wrong with a trainer beside its study's parameters and arms."""
+    known, words = (
+        {**study.parameters, SEED: 0, OUT: ""},
+        [*trainer.command, *(trainer.resume.add if trainer.resume else ())],
+    )
+    used = [fit[1] for word in words for fit in _PLACE.finditer(word) if fit[1]]
+    for name in dict.fromkeys(used):
+        if name not in known:
+            hint = nearest(name, known)
+            yield (
+                ("trainer", "command"),
+                f"no parameter is named '{name}'{hint}; write {{{{ for a brace; there are: {', '.join(known)}",
+            )
+    for name in (name for name in known if name not in used):
+        why = "arms would not differ by it" if name in study.parameters else "without it, runs would not differ"
+        yield ("trainer", "command"), f"{{{name}}} stands in no word of the command; {why}"
+    for name in {SEED, OUT} & study.parameters.keys():
+        yield ("parameters", name), f"'{name}' is given to each run; choose another name"
+    for arm, own in study.arm_overrides().items():
+        for name, value in own.items():
+            if name not in study.parameters:
+                hint = nearest(name, study.parameters)
+                yield (
+                    (study.kind, arm, name),
+                    f"'{name}' is no parameter{hint}; there are: {', '.join(study.parameters)}",
+                )
+            elif not isinstance(value, bool | int | float | str) or (
+                isinstance(value, float) and not math.isfinite(value)
+            ):
+                yield (study.kind, arm, name), f"{name} = {value}: a text, a number, true or false is expected"
+    seen = dict[str, str]()
+    for arm, own in study.arm_overrides().items():
+        twin = seen.setdefault(repr(sorted({**study.parameters, **numbers(own)}.items())), arm)
+        if twin != arm:
+            yield (study.kind, arm), f"arms '{twin}' and '{arm}' are the same run; keep one"
+
+
+def numbers(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of an arm, as parameters are read."""
+    return {name: _number(value) for name, value in own.items()}
+
+
+def trials(study: Study) -> Iterator[tuple[str, int, CommandTrial]]:
+    """Arm, seed and run of each cell, seed by seed."""
+    assert study.trainer is not None
+    folder = Path(study.source).parent.absolute()
+    for seed in study.seeds:
+        for arm, own in study.arm_overrides().items():
+            yield arm, seed, CommandTrial(
+                trainer=study.trainer, folder=folder, parameters={**study.parameters, **numbers(own)}, seed=seed,
+                window=study.objective.window, stop=study.stop_rules(arm),
+            )  # fmt: skip
