@@ -41,7 +41,7 @@ STALE = "stale"
 TRAINED = (
     "These trials were trained by the study's own program: what is shown is what its logs hold, and how they were"
     " sampled and judged, and how their KL was estimated, is not known here. Where a metric was not evaluated, the end"
-    " of each trial's series stands in its place."
+    " of each trial's series stands in its place. Rewards are in the units of the logs, unless the map converts them."
 )
 """Note at the head of a page."""
 STAGES = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")

@@ -6,10 +6,11 @@ import importlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from rich.console import Console
@@ -29,7 +30,7 @@ from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
 from studies.execution.recorded import own_stages
-from studies.execution.started import TRIALS
+from studies.execution.started import COMMANDS, TRIALS, Started
 from studies.execution.study import trial_count
 
 Planned = Sequence[tuple[Cell, Sequence[StagePlan]]]
@@ -62,6 +63,8 @@ def print_plan(
     folder.records()  # report a damaged file before anything else is printed
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
+    if study.trainer is not None:
+        return _print_commands(console, Started(study, chosen, overrides, layout, folder, COMMANDS), plan)
     module, idle = importlib.import_module(trials), False
     try:
         planned = [(cell, module.plan_trial(cell.config, layout)) for cell in plan]
@@ -83,6 +86,20 @@ def print_plan(
     finally:
         if not idle or any(_on_gpu(cell.config, chosen) for cell in plan):
             _print_budget(console, study, compared, plan, chosen)
+
+
+def _print_commands(console: Console, run: Started, plan: Sequence[Cell]) -> None:
+    """Print the commands of a study's trainer that will run, and why."""
+    planned = {cell.label: run.stages(cell)[0] for cell in plan}
+    run.module.check_budget(plan[0].config, plan[0].label)
+    left = sum(not stage.cached for stage in planned.values())
+    words = f"{left} of {len(plan)} commands will run" if left else f"Nothing will run: all {len(plan)} are cached"
+    console.print(Text(words, "bold"))
+    shown = table("run", "state", "command", left=(0, 1, 2))
+    for cell in plan:
+        stage, command = planned[cell.label], shlex.join(cast(Any, cell.config).words)
+        shown.add_row(*map(Text, (cell.label, "cached" if stage.cached else f"will run: {stage.why}", command)))
+    console.print(shown)
 
 
 def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:

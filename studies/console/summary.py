@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.layout import TrialRecord
+from pipeline.run.metrics import METRICS
 from studies.claims.badges import Standing
 from studies.claims.falsifiers import OUTCOMES, Verdict, overall
 from studies.claims.symptoms import ArmHealth
@@ -37,12 +38,18 @@ def study_table(
 ) -> Table:
     """One row per arm: the report's estimates where it has them, else means over evaluated seeds, and how its trials
     ended."""
-    shown = table("arm", "seeds", "win rate", "gold [points]", "proxy [std]", "KL [nats/token]", "trials")
+    columns = {
+        "eval/win_rate": "win rate", "eval/gold": "gold [points]", "eval/proxy": "proxy [std]",
+        "eval/kl_per_token": "KL [nats/token]",
+    }  # fmt: skip
+    if study.foreign:
+        known = {key: head for key, head in columns.items() if any(key in own for own in intervals.values())}
+        columns = {study.objective.metric: METRICS[study.objective.metric].label} | known
+    shown = table("arm", "seeds", *columns.values(), "trials")
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
-        judged = [record for record in own if "eval/win_rate" in record.summary]
-        keys = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token")
-        values = [intervals.get(arm, {}).get(key) or _number(_mean(judged, key)) for key in keys]
+        judged = [record for record in own if next(iter(columns)) in record.summary | record.ends]
+        values = [intervals.get(arm, {}).get(key) or _number(_mean(judged, key)) for key in columns]
         counts = Counter[str](record.status for record in own)
         expected = sum(cell.arm == arm for cell in plan)
         if len(own) < expected:

@@ -17,7 +17,7 @@ from pipeline.rewards.kinds import is_own
 from studies.definition.checks import built, check_overrides, fault_lines
 from studies.definition.fields import LINKS, SEED_KEY, Link
 from studies.definition.schema import IMPORTED, Study
-from studies.definition.trainer import trials
+from studies.definition.trainer import TRAINER, trials
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
             f"{study.source or study.name}: its trials were run elsewhere, so nothing runs here; see ablate import"
         )
     if study.trainer is not None:
+        if profile not in (None, TRAINER):
+            raise UserError(f"--profile {profile}: {study.name} has a trainer of its own, and no profile")
         return [Cell(arm, seed, cast(Any, run)) for arm, seed, run in trials(study)]
     configs, faults = built(study, profile or study.profile, overrides or {})
     if faults:

@@ -119,7 +119,7 @@ class Hand(Hands):
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         self._context: Any = get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload(PRELOAD)
+            self._context.set_forkserver_preload(PRELOAD if run.study.trainer is None else PRELOAD[:1])
         self._run, self._agenda, self._slots, self._say = run, agenda, slots, say
         self._gpus = Gpus() if share_gpus else None
         self._children: list[_Child] = []

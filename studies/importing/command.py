@@ -8,6 +8,7 @@ after a kill.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shutil
@@ -152,8 +153,9 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
     print("$", subprocess.list2cmdline(words), flush=True)
     with _ended_with_us(folder):
         process = subprocess.Popen(
-            words, cwd=config.home, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+            words, cwd=config.home, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )  # fmt: skip
         while process.poll() is None and not run.status:
             time.sleep(LOOK_SECONDS)
             _check_caps(config, folder, run)
@@ -202,6 +204,12 @@ def end_all(folder: Path) -> None:
     for process in psutil.wait_procs(there, GRACE_SECONDS)[1]:
         with suppress(psutil.Error):
             process.kill()
+
+
+def _die_with_parent() -> None:
+    """Have the command end with its parent even where that is killed; without Linux it ends at the next start."""
+    if hasattr(libc := ctypes.CDLL(None), "prctl"):
+        libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 @contextmanager
