@@ -10,11 +10,13 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from pipeline.errors import BROKEN_PIPE, FAULT, INTERRUPTED, USER_ERROR, Fault, UserError
 from pipeline.wording import brief, printable, shown
@@ -30,7 +32,31 @@ TRACEBACK = "ABLATE_TRACEBACK"
 NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 """Errors of the system at a path that names nothing and can name nothing: somebody gave it."""
 
+
+class _Commands(TyperGroup):
+    """Commands whose refusals show no character of a word as a terminal would obey it."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _printable_refusals():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_refusals():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_refusals() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = printable(message)  # type: ignore[attr-defined]
+        raise
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Ablation studies of RLHF for small language models.",
     epilog=(
         "Exit codes: 0 success (falsify: all SURVIVED and SUPPORTED); 1 falsify: FALSIFIED or REFUTED; 2 an error to"

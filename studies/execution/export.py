@@ -37,6 +37,8 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
     target that is in use; `Damaged` for a run whose files are not those that were trained.
     """
     record = find_trial(run, layout, profile)
+    if record.stages and "prompts" not in record.stages:
+        raise UserError(f"run '{run}' was trained by another program, so its policy is not here; nothing to export")
     if "evaluate" not in record.stages:
         raise UserError(
             f"run '{run}' ended as {record.status} and was never evaluated ({record.reason}); nothing to export"
