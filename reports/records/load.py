@@ -32,18 +32,11 @@ from studies.definition.arms import BASELINE, short_names
 from studies.definition.design import Cell, Foreign, Planned, design_digest, planned
 from studies.definition.schema import Study, load_study
 from studies.definition.search import SEARCH, Tried, confirmation
-from studies.definition.space import Objective
 from studies.execution.recorded import refuse_lost
 from studies.hints import command
 
 MISSING = "missing"
 STALE = "stale"
-TRAINED = (
-    "These trials were trained by the study's own program: what is shown is what its logs hold, and how they were"
-    " sampled and judged, and how their KL was estimated, is not known here. Where a metric was not evaluated, the end"
-    " of each trial's series stands in its place. Rewards are in the units of the logs, unless the map converts them."
-)
-"""Note at the head of a page."""
 STAGES = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
 STATUSES = ("complete", "budget", "diverged", "pruned", "failed", STALE, MISSING)
 
@@ -291,12 +284,11 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     digests = {(cell.arm, cell.seed): cell.digest for cell in plan}
     current = [record for cell, record in records.items() if record.config_digest == digests[cell]]
     refuse_lost(folder, current, kept=folder.report / "index.html")
-    rows = [
-        _trial(folder, cell, records.get((cell.arm, cell.seed)), study.objective, gathered)
-        for cell in _by_arm(study, plan)
-    ]
+    rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
+    for row in rows if study.objective.worst is not None else ():
+        row |= {"evaluated": True, study.objective.metric: study.objective.worst} if row["status"] == "diverged" else {}
     _refuse_empty(folder, rows)
-    gathered.notes += started.get("notes", [TRAINED] if study.trainer is not None else [])
+    gathered.notes += started.get("notes", [])
     return StudyRecords(
         study=study,
         profile=profile,
@@ -333,9 +325,7 @@ def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
     return sorted(plan, key=lambda cell: (order[cell.arm], places[cell.seed]))
 
 
-def _trial(
-    folder: StudyFolder, cell: Planned, record: TrialRecord | None, objective: Objective, gathered: _Gathered
-) -> dict[str, Any]:
+def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:
     row: dict[str, Any] = {"arm": cell.arm, "seed": cell.seed, "status": MISSING, "reason": None, "steps": 0}
     row |= {"planned_steps": cell.steps, "evaluated": False, "finished": None, "config_digest": None}
     if record is None:
@@ -358,8 +348,6 @@ def _trial(
     # Trials of other programs may have no planned length, and no evaluation: where their training ended stands for it.
     row |= {"planned_steps": cell.steps or record.steps, **record.ends}
     row |= {"evaluated": isinstance(cell, Foreign) and record.status == "complete"}
-    if record.status == "diverged" and objective.worst is not None:
-        row |= {"evaluated": True, objective.metric: objective.worst}
     # A failed trial is going to be retried, so whatever it left is no result.
     answers = read_answers(folder, record, gathered.notes) if record.status != "failed" else None
     if answers is not None:

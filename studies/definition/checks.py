@@ -206,17 +206,13 @@ def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
 
 
 def _of_trainer(study: Study) -> Iterator[ConfigFault]:
-    """The trainer's command against parameters and arms, and what has a meaning with a trainer alone."""
+    """The trainer's command against parameters and arms, and what has no effect on other studies."""
     if study.trainer is not None:
         yield from (_fault(text, *where) for where, text in trainer_faults(study.trainer, study))
-        return
-    given = {("parameters",): study.parameters, ("objective", "worst"): study.objective.worst is not None}
-    given |= {("objective", "window"): "window" in study.objective.model_fields_set}
-    yield from (
-        _fault("belongs to a study with a trainer of its own; leave it out", *where)
-        for where, one in given.items()
-        if one
-    )
+    elif study.parameters:
+        yield _fault("belong to a study with a trainer of its own; leave them out", "parameters")
+    if not study.foreign and study.objective.model_fields_set & {"window", "worst"}:
+        yield _fault("window and worst are for trials of other programs; leave them out", "objective")
 
 
 def _seeds(study: Study) -> Iterator[ConfigFault]:

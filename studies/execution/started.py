@@ -176,6 +176,8 @@ def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) ->
         left.unlink()
     environment: dict[str, str] = run.module.environment()
     content = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}
+    if run.study.trainer is not None:
+        content["notes"] = [run.module.NOTE]
     if is_registered(run.study):
         claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
         content["registered"] = register(claims, run.folder, commit, say)

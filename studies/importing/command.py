@@ -39,13 +39,14 @@ from pipeline.stopping import Watcher
 from studies.definition.trainer import OUT, CommandTrial
 from studies.importing.logs import find_file, read_table
 from studies.importing.maps import load_map
-from studies.importing.run import lines, write
+from studies.importing.run import NOTE, lines, write
 from studies.importing.trials import ImportedTrial, read_trial
 
+__all__ = ["NOTE", "check_budget", "environment", "execution", "plan_trial", "run_trial"]
 MARK = "ABLATE_COMMAND"
 """Environment variable of every process of a run: the folder of the run."""
-LOOK_SECONDS, FOLLOW_SECONDS, GRACE_SECONDS = 0.2, 2.0, 10.0
-"""Seconds between two looks at a process and at its logs, and from SIGTERM to SIGKILL."""
+LOOK_SECONDS, GRACE_SECONDS = 2.0, 10.0
+"""Seconds between two looks at a run's processes and logs, and from SIGTERM to SIGKILL."""
 GIB = 2**30
 
 
@@ -156,8 +157,9 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
             words, cwd=config.home, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_die_with_parent,
         )  # fmt: skip
-        while process.poll() is None and not run.status:
-            time.sleep(LOOK_SECONDS)
+        while process.returncode is None and not run.status:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_SECONDS)
             _check_caps(config, folder, run)
             if broken := follow.look():
                 run.status, run.reason = "pruned", broken
@@ -242,7 +244,7 @@ class _Follower:
         began = time.monotonic()
         with suppress(UserError, OSError):  # no record yet, or half of one
             self._take(_read(self._config, self._folder, evaluation=False))
-        self._next = time.monotonic() + max(FOLLOW_SECONDS, 10 * (time.monotonic() - began))
+        self._next = time.monotonic() + 10 * (time.monotonic() - began)  # at most a tenth of a core
         return self._watcher.broken()
 
     def _take(self, trial: ImportedTrial) -> None:
