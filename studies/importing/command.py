@@ -157,9 +157,10 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
             words, cwd=config.home, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_die_with_parent,
         )  # fmt: skip
-        while process.returncode is None and not run.status:
+        while not run.status:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOOK_SECONDS)
+                break
             _check_caps(config, folder, run)
             if broken := follow.look():
                 run.status, run.reason = "pruned", broken
