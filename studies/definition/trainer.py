@@ -1,15 +1,18 @@
 """A training program of the user's own: its command, logs and limits, and the trials that a study makes of it.
 
-Only ``{name}`` is replaced in the words of the command, by a parameter of the arm, ``{seed}``, or ``{out}``, the folder
-of the trial; ``{{`` and ``}}`` stand for braces. No shell reads them.
+Only ``{name}`` is replaced in the words of the command, by a parameter of the arm, ``{seed}``, ``{out}``, the folder of
+the trial, or ``{python}``, the interpreter that runs this program; ``{{`` and ``}}`` stand for braces. No shell reads
+them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
 TRAINER = "trainer"
 """Stand-in for the profile of such a study."""
-SEED, OUT = "seed", "out"
+SEED, OUT, PYTHON = "seed", "out", "python"
 """Names that are no parameters."""
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")
 _POWER_OF_TEN = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -102,9 +105,13 @@ class CommandTrial(Section):
 
     @property
     def words(self) -> list[str]:
-        """The command, with ``{out}`` still in it."""
-        values = {**self.parameters, SEED: self.seed, OUT: f"{{{OUT}}}"}
-        return [filled(word, values) for word in self.trainer.command]
+        """The command, with ``{out}`` and ``{python}`` still in it."""
+        return self.filled(self.trainer.command, f"{{{OUT}}}", f"{{{PYTHON}}}")
+
+    def filled(self, words: Iterable[str], out: str, python: str = sys.executable) -> list[str]:
+        """Some words with their values."""
+        values = {**self.parameters, SEED: self.seed, OUT: out, PYTHON: python}
+        return [filled(word, values) for word in words]
 
     @property
     def runtime(self) -> RuntimeConfig:
@@ -127,8 +134,10 @@ class CommandTrial(Section):
 
     def code(self) -> dict[str, str]:
         """Digest of each file that the run depends on. Raises `UserError` for a pattern without files."""
-        files = [self.home / word for word in self.words if (self.home / word).is_file()]
-        found = {} if self.trainer.code else {path.name: file_digest(path) for path in files}
+        # `Path.is_file` raises for a word that is too long for a name.
+        isfile = os.path.isfile  # noqa: PTH113
+        named = [] if self.trainer.code else [word for word in self.words if isfile(self.home / word)]
+        found = {word: file_digest(self.home / word) for word in named}
         for pattern in self.trainer.code or ():
             files = []
             with suppress(NotImplementedError):  # an absolute pattern
@@ -142,12 +151,14 @@ class CommandTrial(Section):
 def filled(word: str, values: Mapping[str, Any]) -> str:
     """A word of the command with its values: texts as they are, numbers as Python writes them.
 
-    >>> filled("--lr={lr} {{x}}", {"lr": 1e-6})
-    '--lr=1e-06 {x}'
+    >>> filled("--lr={lr} {{x}}", {"lr": 1e-6}), filled('{"optimiser": {"lr": 1}}', {})
+    ('--lr=1e-06 {x}', '{"optimiser": {"lr": 1}}')
     """
 
     def one(fit: re.Match[str]) -> str:
-        value = values[fit[1]] if fit[1] else fit[0][0]
+        if not fit[1]:
+            return fit[0][0] if "{{" in word else fit[0]  # without an escaped brace, `}}` ends nested JSON
+        value = values[fit[1]]
         return value if isinstance(value, str) else repr(value)
 
     return _PLACE.sub(one, word)
@@ -156,7 +167,7 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
     """Places and words of what is wrong with a trainer beside its study's parameters and arms."""
     known, words = (
-        {**study.parameters, SEED: 0, OUT: ""},
+        {**study.parameters, SEED: 0, OUT: "", PYTHON: ""},
         [*trainer.command, *(trainer.resume.add if trainer.resume else ())],
     )
     used = [fit[1] for word in words for fit in _PLACE.finditer(word) if fit[1]]
@@ -167,10 +178,10 @@ def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], st
                 ("trainer", "command"),
                 f"no parameter is named '{name}'{hint}; write {{{{ for a brace; there are: {', '.join(known)}",
             )
-    for name in (name for name in known if name not in used):
+    for name in (name for name in known if name not in (*used, PYTHON)):
         why = "arms would not differ by it" if name in study.parameters else "without it, runs would not differ"
         yield ("trainer", "command"), f"{{{name}}} stands in no word of the command; {why}"
-    for name in {SEED, OUT} & study.parameters.keys():
+    for name in {SEED, OUT, PYTHON} & study.parameters.keys():
         yield ("parameters", name), f"'{name}' is given to each run; choose another name"
     for arm, own in study.arm_overrides().items():
         for name, value in own.items():

@@ -73,7 +73,7 @@ def check_budget(config: CommandTrial, label: str) -> None:
     """Raise `UserError` for a program, a file of code or a map that is not there."""
     if not config.home.is_dir():
         raise UserError(f"trainer.folder: {config.home} is no folder")
-    program = config.words[0]
+    program = config.filled(config.trainer.command, "")[0]
     if shutil.which(program) is None and not os.access(config.home / program, os.X_OK):
         raise UserError(f"trainer.command: no program '{program}' is found (PATH, or {config.home})")
     config.code()
@@ -145,9 +145,8 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
     if not again:
         shutil.rmtree(folder, ignore_errors=True)
     (folder / OUT).mkdir(parents=True, exist_ok=True)
-    where = {OUT: str((folder / OUT).absolute())}
-    words = [*config.words, *(resume.add if resume and again else ())]
-    words = [word.replace(f"{{{OUT}}}", where[OUT]) for word in words]
+    words = [*config.trainer.command, *(resume.add if resume and again else ())]
+    words = config.filled(words, str((folder / OUT).absolute()))
     environment = {**os.environ, MARK: str(folder), "OMP_NUM_THREADS": str(config.trainer.threads)}
     environment |= {} if config.trainer.gpus else {"CUDA_VISIBLE_DEVICES": ""}
     follow, run = _Follower(config, folder, reporter), _Run()
