@@ -192,7 +192,12 @@ def new_study(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.", show_default=False)
     ],
-    design: Annotated[str, typer.Option("--design", help="arms, grid, factors (one at a time) or search.")] = "arms",
+    design: Annotated[
+        str,
+        typer.Option(
+            "--design", help="arms, grid, factors (one at a time), search, or command (a trainer of your own)."
+        ),
+    ] = "arms",
     folder: Annotated[Path, typer.Option("--folder", help="Folder for the new file.")] = Path(),
 ) -> None:
     """Write a commented study file to start from, NAME.yaml.

@@ -28,7 +28,7 @@ from studies.definition.schema import CONFIRMATION, DERIVED, KINDS, STUDIES, Stu
 
 SCHEMA = STUDIES / "study.schema.json"
 TEMPLATE = Path(__file__).with_name("study.yaml.j2")
-DESIGNS = ("arms", "grid", "factors", "search")
+DESIGNS = ("arms", "grid", "factors", "search", "command")
 _OVERRIDES = "#/$defs/Overrides"
 
 
@@ -93,13 +93,16 @@ def study_schema() -> dict[str, Any]:
             knobs[key], own = _knob(key)
             parts |= own
     knobs |= {SHORT: knobs[NAME]}
-    parts["Overrides"] = _of_knobs(knobs, {})
-    arms = _object_of(fields["arms"])
-    arms |= {"propertyNames": {"pattern": f"^{SAFE_NAME.pattern}$"}, "additionalProperties": {"$ref": _OVERRIDES}}
+    parts["Overrides"] = {"type": "object", **_of_knobs(knobs, {})}
+    fields["arms"]["propertyNames"] = {"pattern": f"^{SAFE_NAME.pattern}$"}
     some: dict[str, Any] = {"type": "array", "minItems": 1}
-    items = {key: {**some, "items": {"$ref": f"{_OVERRIDES}/properties/{key}"}} for key in knobs}
-    for kind in ("grid", "factors"):
-        _object_of(fields[kind]).update(_of_knobs(items, some))
+    levels = _of_knobs({key: {**some, "items": {"$ref": f"{_OVERRIDES}/properties/{key}"}} for key in knobs}, some)
+    value = {"type": ["boolean", "number", "string"]}
+    schema["if"] = {"required": ["trainer"], "properties": {"trainer": {"type": "object"}}}
+    schema["then"] = _of_arms(
+        {"type": "object", "additionalProperties": value}, {"additionalProperties": {"items": value}}
+    )
+    schema["else"] = _of_arms({"$ref": _OVERRIDES}, levels)
     dimension = {"$ref": "#/$defs/Dimension"}
     parts["Search"]["properties"]["space"].update(_of_knobs(dict.fromkeys(knobs, dimension), dimension))
     parts["Metric"] = _metric()
@@ -121,13 +124,12 @@ def _knob(key: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def _of_knobs(properties: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
     """A mapping of these keys and no others but single entries of mappings, whose names are the user's."""
     inside = {f"^{re.escape(name)}\\.": value for name in MAPPINGS}
-    return {"type": "object", "properties": properties, "patternProperties": inside, "additionalProperties": False}
+    return {"properties": properties, "patternProperties": inside, "additionalProperties": False}
 
 
-def _object_of(field: dict[str, Any]) -> dict[str, Any]:
-    """The mapping in a field that may be left out."""
-    found: dict[str, Any] = next(one for one in field["anyOf"] if one.get("type") == "object")
-    return found
+def _of_arms(overrides: dict[str, Any], levels: dict[str, Any]) -> dict[str, Any]:
+    """The designs, by the schema of one arm's changes and that of a grid or of factors."""
+    return {"properties": {"arms": {"additionalProperties": overrides}, "grid": levels, "factors": levels}}
 
 
 def _metric() -> dict[str, Any]:

@@ -46,16 +46,19 @@ def test_shipped_studies_follow_the_schema_and_name_it(faults: Faults, name: str
 def test_a_new_study_is_valid_as_it_stands(faults: Faults, tmp_path: Path, design: str) -> None:
     study = load_study(new_study("mine", design, tmp_path))
     text = Path(study.source).read_text()
-    assert study.kind == design
+    assert study.kind == ("arms" if design == "command" else design)
     assert cells(study)
     assert faults(text) == []
     assert text.startswith(f"# yaml-language-server: $schema={SCHEMA}\n")
-    assert f"# {SYMBOLS}." in text
+    assert (f"# {SYMBOLS}." in text) == (design != "command")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "wrong"),
     [
+        ("arms:\n", "trainer: {command: [train]}\narms:\n  mine: {any: 1, name: x}\n", False),
+        ("arms:\n", "trainer: {command: [train]}\narms:\n  mine: {any: [1]}\n", True),
+        ("arms:\n", "trainer: null\narms:\n  mine: {any: 1}\n", True),
         ("algorithm.clip.epsilon: 0.05", "reward.parts.harmless.weight: -0.5", False),
         ("algorithm.clip.epsilon: 0.05", "ppo.clip: 0.05", True),
         ("algorithm.clip.epsilon: 0.05", "train.seed: 1", True),
