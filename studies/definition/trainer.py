@@ -135,7 +135,7 @@ class CommandTrial(Section):
     def code(self) -> dict[str, str]:
         """Digest of each file that the run depends on. Raises `UserError` for a pattern without files."""
         # `Path.is_file` raises for a word that is too long for a name.
-        isfile = os.path.isfile  # noqa: PTH113
+        isfile = os.path.isfile
         named = [] if self.trainer.code else [word for word in self.words if isfile(self.home / word)]
         found = {word: file_digest(self.home / word) for word in named}
         for pattern in self.trainer.code or ():
