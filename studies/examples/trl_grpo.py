@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer on a network of 0.2 M parameters, which is rewarded for repeating the letter of the prompt.
+"""TRL's GRPO trainer on a network of 0.2 M parameters, which is rewarded for vowels.
 
 Needs TRL 1.12 or newer, and no download. Its log is trainer_state.json, which grows at each checkpoint.
 """
@@ -19,9 +19,9 @@ from trl import GRPOConfig, GRPOTrainer
 LETTERS, TOKENS = string.ascii_lowercase, 8
 
 
-def share_repeated(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-    """Return the share of a completion's letters that are the prompt's."""
-    return [answer.split().count(prompt) / TOKENS for prompt, answer in zip(prompts, completions, strict=True)]
+def vowels(completions: list[str], **_: Any) -> list[float]:
+    """Return each completion's vowels, as a share of the most tokens that it can have."""
+    return [sum(letter in "aeiou" for letter in text.split()) / TOKENS for text in completions]
 
 
 parser = argparse.ArgumentParser()
@@ -39,7 +39,8 @@ config = Qwen2Config(
     vocab_size=len(words), hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=4, bos_token_id=None, eos_token_id=1, pad_token_id=0,
 )  # fmt: skip
-model = Qwen2ForCausalLM(config)
+Qwen2ForCausalLM(config).save_pretrained(given.output_dir / "start")  # TRL reads its reference model from a folder
+model = Qwen2ForCausalLM.from_pretrained(given.output_dir / "start")
 settings = GRPOConfig(
     output_dir=str(given.output_dir), beta=given.beta, learning_rate=given.lr, seed=given.seed, max_steps=given.steps,
     per_device_train_batch_size=32, num_generations=8, max_completion_length=TOKENS, logging_steps=1,
@@ -47,7 +48,7 @@ settings = GRPOConfig(
     bf16=False, gradient_checkpointing=False, disable_tqdm=True,
 )  # fmt: skip
 trainer = GRPOTrainer(
-    model=model, reward_funcs=share_repeated, args=settings, processing_class=tokenizer,
+    model=model, reward_funcs=vowels, args=settings, processing_class=tokenizer,
     train_dataset=Dataset.from_dict({"prompt": list(LETTERS) * 8}),
 )  # fmt: skip
 trainer.train(resume_from_checkpoint=given.resume)
@@ -57,7 +58,7 @@ asked = torch.tensor([[words[letter]] for letter in LETTERS], device=model.devic
 asked = asked.repeat_interleave(16, dim=0)
 answers = model.generate(asked, attention_mask=torch.ones_like(asked), do_sample=True, max_new_tokens=TOKENS)
 texts = tokenizer.batch_decode(answers[:, 1:], skip_special_tokens=True)
-scores = torch.tensor(share_repeated([letter for letter in LETTERS for _ in range(16)], texts)).view(-1, 16).mean(1)
+scores = torch.tensor(vowels(texts)).view(-1, 16).mean(1)
 with (given.output_dir / "eval.csv").open("w", newline="") as file:
     table = csv.writer(file)
     table.writerow(["prompt_id", "score"])
