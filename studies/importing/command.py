@@ -77,7 +77,13 @@ def check_budget(config: CommandTrial, label: str) -> None:
     if shutil.which(program) is None and not os.access(config.home / program, os.X_OK):
         raise UserError(f"trainer.command: no program '{program}' is found (PATH, or {config.home})")
     config.code()
-    _map(config)
+    own = _map(config)[0]
+    if own.counts == "updates" and own.steps_per_update is None:
+        names = config.trainer.logs.names
+        raise UserError(
+            f"trainer.logs.names: {names} counts updates; name a .yaml file with"
+            f" {{program: {own.program or names}, steps_per_update: N}} (epochs x mini-batches)"
+        )
 
 
 def execution(config: CommandTrial) -> dict[str, str]:
