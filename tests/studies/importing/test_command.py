@@ -1,0 +1,263 @@
+"""Trials of a trainer of one's own: from the command's words to records, and what becomes of a command that fails."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from helpers import wait_until
+from rich.console import Console
+
+from pipeline.errors import UserError
+from pipeline.run.layout import Layout, TrialRecord
+from reports.records.load import load_records
+from studies.definition.schema import STUDIES, Study, load_study
+from studies.definition.trainer import filled, trials
+from studies.execution.study import executor, run_study
+from studies.importing import command
+
+TRAIN = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+what, lr, seed, out, *more = sys.argv[1:]
+out, times = Path(out), range(1, 11)
+with Path("calls").open("a") as calls:
+    print(what, lr, seed, *more, file=calls)
+if what == "no_log":
+    sys.exit()
+log = (out / "metrics.jsonl").open("a")
+for step in times:
+    score = float("nan") if what == "nan" and step > 6 else step + float(lr)
+    print(json.dumps({"step": step, "reward": score}), file=log, flush=True)
+    if what == "climb":
+        time.sleep(0.2)
+if what == "half":
+    log.write('{"step": 11, "rew')
+if what in ("exit", "nan"):
+    sys.exit(3)
+if what == "signal" or (what == "killed_once" and not more):
+    (out / "checkpoint-1").mkdir(exist_ok=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if what in ("hang", "memory"):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    (out / "checkpoint-1").mkdir(exist_ok=True)
+    Path("pids").write_text(f"{os.getpid()} {child.pid}")
+    kept = bytearray(300 << 20) if what == "memory" else None
+    time.sleep(0 if more else 600)
+rows = [f"{prompt},{prompt + float(lr)}" for prompt in range(5)]
+(out / "eval.csv").write_text("\\n".join(["prompt_id,score", *rows]))
+"""
+BASE: dict[str, Any] = {
+    "question": "Does it matter?",
+    "trainer": {"command": ["{python}", "train.py", "{what}", "{lr}", "{seed}", "{out}"], "evaluation": "eval.csv"},
+    "parameters": {"what": "run", "lr": 0.5},
+    "baseline": "slow",
+    "seeds": [0, 1],
+    "arms": {"slow": {"lr": "1e-6"}, "fast": {"lr": 2}},
+    "objective": {"metric": "objective/scores", "worst": -7.0},
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path, no_mlflow: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Study]:
+    """``write(section=..., trainer__key=...)``: the study with these changes, beside its script."""
+    monkeypatch.setattr(command, "LOOK_SECONDS", 0.1)
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def of(**changes: Any) -> Study:
+        of_trainer = {key.removeprefix("trainer__"): changes.pop(key) for key in [*changes] if "__" in key}
+        content = {**BASE, **changes, "trainer": {**BASE["trainer"], **of_trainer}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        return load_study(tmp_path / "mine.yaml")
+
+    return of
+
+
+def go(study: Study, layout: Layout, name: str = "inline") -> tuple[dict[str, TrialRecord], str]:
+    """Records by arm (of the last seed), and the printed text."""
+    text = io.StringIO()
+    layout.root.mkdir(parents=True, exist_ok=True)
+    result = run_study(study, layout, None, {}, executor(name, 2), 2, Console(file=text, width=400))
+    return {record.arm: record for record in result.records}, text.getvalue()
+
+
+def calls() -> list[str]:
+    """The calls of the script since the last look."""
+    path = Path("calls")
+    found = path.read_text().splitlines() if path.exists() else []
+    path.unlink(missing_ok=True)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("name", ["inline", "processes"])
+def test_each_cell_runs_once_and_again_only_for_what_it_depends_on(
+    write: Callable[..., Study], layout: Layout, tmp_path: Path, name: str
+) -> None:
+    records, _ = go(write(), layout, name)
+    assert calls() == ["run 1e-06 0", "run 1e-06 1", "run 2 0", "run 2 1"]
+    assert [(one.arm, one.status, one.steps) for one in records.values()] == [(arm, "complete", 10) for arm in records]
+    assert records["fast"].ends["objective/scores"] == 12.0, "the last tenth of the series"
+    assert records["fast"].summary["eval/proxy"] == pytest.approx(4.0)
+    table = load_records(layout.study("mine", "trainer"), write()).trials.set_index("arm")
+    assert set(table.loc["fast", "objective/scores"]) == {12.0}
+    go(write(), layout, name)
+    assert calls() == []
+    go(write(seeds=[0, 1, 2], arms={**BASE["arms"], "more": {"lr": 3.0}}), layout, name)
+    assert calls() == ["run 1e-06 2", "run 2 2", "run 3.0 0", "run 3.0 1", "run 3.0 2"]
+    (tmp_path / "names.yaml").write_text("program: plain\nmetrics: {objective/gold: reward}\n")
+    records, _ = go(write(trainer__logs={"names": "names.yaml"}), layout, name)
+    assert calls() == [], "another map reads again, and runs nothing"
+    assert records["fast"].ends["objective/gold"] == 12.0
+    (tmp_path / "train.py").write_text(TRAIN + "# changed\n")
+    go(write(), layout, name)
+    assert len(calls()) == 4
+
+
+def test_words_of_a_command(write: Callable[..., Study]) -> None:
+    values = {"lr": 1e-6, "on": True, "name": "a b; $HOME", "n": 3}
+    for word, expected in {
+        "--lr={lr}": "--lr=1e-06", "{on} {n}": "True 3", "{name}": "a b; $HOME", "{{n}} {n}": "{n} 3",
+        '{"a": {"b": {n}}}': '{"a": {"b": 3}}', "{ n } {}": "{ n } {}",
+    }.items():  # fmt: skip
+        assert filled(word, values) == expected
+    add = {"if": "checkpoint-*", "add": ["--lr", "{lr}"]}
+    (first, *_) = [run for _, _, run in trials(write(trainer__resume=add))]
+    assert first.words == ["{python}", "train.py", "run", "1e-06", "0", "{out}"], "the key holds no path"
+    assert first.filled(["{{out}}", "{out}"], "/o") == ["{out}", "/o"]
+
+
+LONG = {"command": [*BASE["trainer"]["command"], "{laerning_rate}"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trainer__command": LONG["command"]}, r"trainer\.command: no parameter is named 'laerning_rate'.*there are"),
+        ({"parameters": {**BASE["parameters"], "beta": 1}}, r"\{beta\} stands in no word .* arms would not differ"),
+        ({"trainer__command": ["{what}", "{lr}", "{out}"]}, r"\{seed\} stands in no word .* runs would not differ"),
+        ({"parameters": {**BASE["parameters"], "seed": 1}}, "'seed' is given to each run; choose another name"),
+        ({"arms": {"slow": {"lrr": 1}}}, r"'lrr' is no parameter; did you mean 'lr'"),
+        ({"arms": {"slow": {"lr": [1]}}}, "a text, a number, true or false is expected"),
+        ({"arms": {"slow": {"lr": 1e-6}, "same": {"lr": "1e-6"}}}, "arms 'slow' and 'same' are the same run"),
+        ({"vary": ["sft"]}, "another program trains"),
+        ({"profile": "tiny"}, "no profile 'tiny'"),
+        ({"trainer__command": ["no_such_program", *BASE["trainer"]["command"]]}, "no program 'no_such_program'"),
+        ({"trainer__folder": "nowhere"}, r"trainer\.folder: .*nowhere is no folder"),
+        ({"trainer__code": ["*.jl"]}, r"trainer\.code: no file '\*\.jl'"),
+        ({"trainer__logs": {"names": "verl"}}, "verl counts updates; name a .yaml file with"),
+        ({"trainer__logs": {"names": "verll"}}, "verll; did you mean 'verl'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_runs(
+    write: Callable[..., Study], layout: Layout, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        go(write(**changes), layout)
+    assert calls() == []
+    assert not layout.study("mine", "trainer").path.exists()
+
+
+def test_how_a_command_can_end(write: Callable[..., Study], layout: Layout) -> None:
+    arms = {name: {"what": name} for name in ("run", "exit", "signal", "no_log", "nan", "half", "killed_once")}
+    resume = {"if": "checkpoint-*", "add": ["again", "{lr}"]}
+    study = write(arms=arms, seeds=[0], baseline="run", trainer__evaluation=None, trainer__resume=resume)
+    records, text = go(study, layout)
+    assert {arm: one.status for arm, one in records.items()} == {
+        "run": "complete", "exit": "failed", "signal": "failed", "no_log": "failed", "nan": "diverged",
+        "half": "complete", "killed_once": "complete",
+    }  # fmt: skip
+    for arm, reason in {"exit": "exit code 3", "signal": "killed by SIGKILL", "no_log": "left no log in"}.items():
+        assert reason in str(records[arm].reason), text
+    assert records["half"].steps == 10, "half a line is no record"
+    assert records["nan"].steps == 6
+    found = [line for line in calls() if line.startswith(("killed_once", "run", "nan"))]
+    assert found == ["killed_once 0.5 0", "killed_once 0.5 0 again 0.5", "nan 0.5 0", "run 0.5 0"]
+    table = load_records(layout.study("mine", "trainer"), study).trials.set_index("arm")["objective/scores"]
+    assert (table["nan"], table["run"], table["exit"]) == (-7.0, 10.5, pytest.approx(float("nan"), nan_ok=True))
+
+
+@pytest.mark.parametrize(("what", "cap", "low"), [("hang", "wall_clock_h", 3.0 / 3600), ("memory", "memory_gib", 0.2)])
+def test_a_cap_ends_all_processes_and_a_higher_one_goes_on(
+    write: Callable[..., Study], layout: Layout, what: str, cap: str, low: float
+) -> None:
+    resume = {"if": "checkpoint-*", "add": ["again"]}
+    changes = {"arms": {"one": {"what": what}}, "baseline": "one", "seeds": [0], "trainer__resume": resume}
+    changes["trainer__evaluation"] = None
+    records, _ = go(write(**changes, **{f"trainer__{cap}": low}), layout)
+    assert (records["one"].status, records["one"].steps) == ("budget", 10)
+    assert str(records["one"].reason).startswith(f"trainer.{cap}: ")
+    pids = [int(pid) for pid in Path("pids").read_text().split()]
+    assert not [pid for pid in pids if psutil.pid_exists(pid)], "one of them has left the session"
+    assert calls() == [f"{what} 0.5 0"]
+    records, _ = go(write(**changes), layout)
+    assert (records["one"].status, calls()) == ("complete", [f"{what} 0.5 0 again"])
+
+
+def test_a_refuted_claim_with_stop_ends_the_command(write: Callable[..., Study], layout: Layout) -> None:
+    claim = {"name": "low", "claim": "it stays low", "metric": "objective/scores", "op": ">", "threshold": 3.2}
+    claim |= {"before_step": 10, "stop": True}
+    arms = {"one": {"what": "climb"}}
+    study = write(arms=arms, baseline="one", seeds=[0], falsifiers=[claim], trainer__evaluation=None)
+    records, _ = go(study, layout)
+    assert records["one"].status == "pruned"
+    assert 4 <= records["one"].steps < 10
+
+
+def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(
+    write: Callable[..., Study], layout: Layout, tmp_path: Path
+) -> None:
+    resume = {"if": "checkpoint-*", "add": ["again"]}
+    study = write(arms={"one": {"what": "hang"}}, baseline="one", seeds=[0], trainer__resume=resume)
+    words = [sys.executable, str(STUDIES.parent / "ablate.py"), "study", "mine.yaml", "--out", str(layout.root)]
+    running = subprocess.Popen([*words, "--executor", "inline"], stdout=subprocess.DEVNULL)
+    wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), "the trainer", 120)
+    pid, grandchild = (int(pid) for pid in Path("pids").read_text().split())
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    wait_until(lambda: not psutil.pid_exists(pid), "the end of the command", 10)
+    calls()
+    records, _ = go(study, layout)
+    assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0 again"])
+    assert not psutil.pid_exists(grandchild), "what was left is ended before the next start"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["reinforce", "trl_grpo"])
+def test_the_examples(run: Callable[..., str], tmp_path: Path, layout: Layout, name: str) -> None:
+    if name == "trl_grpo":
+        pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[bench]'")
+    shutil.copytree(STUDIES / "examples", tmp_path / "examples")
+    path = tmp_path / "examples" / f"{name}.yaml"
+    text = path.read_text().replace("[0, 1, 2", "[0, 1] # [2").replace("steps: 40", "steps: 8")
+    path.write_text(text)
+    run(0, "study", path, "--jobs", 2)
+    records = load_records(layout.study(name, "trainer"), load_study(path))
+    assert set(records.trials["status"]) == {"complete"}
+    assert records.trials[records.study.objective.metric].notna().all()
+    assert (layout.study(name, "trainer").report / "index.html").exists()
+
+
+@pytest.mark.slow
+def test_the_example_goes_on_from_its_checkpoint_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
+    words = [sys.executable, STUDIES / "examples" / "reinforce.py", "--beta", "0.2", "--lr", "0.05", "--seed", "0"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    subprocess.run([*words, "--output_dir", whole], check=True)
+    running = subprocess.Popen([*words, "--output_dir", cut])
+    wait_until((cut / "checkpoint.pt").exists, "a checkpoint", 60)
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    subprocess.run([*words, "--output_dir", cut, "--resume"], check=True)
+    for name in ("metrics.jsonl", "eval.csv"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
