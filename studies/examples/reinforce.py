@@ -27,7 +27,7 @@ optimiser = torch.optim.Adam([logits], lr=given.lr)
 
 first, checkpoint, log_file = 1, given.output_dir / "checkpoint.pt", given.output_dir / "metrics.jsonl"
 if given.resume:
-    state = torch.load(checkpoint)
+    state = torch.load(checkpoint, weights_only=True)
     first = state["step"] + 1
     with torch.no_grad():
         logits.copy_(state["logits"])
