@@ -89,7 +89,7 @@ def check_budget(config: CommandTrial, label: str) -> None:
 def execution(config: CommandTrial) -> dict[str, str]:
     """Device, threads and program of a run."""
     device = f"{config.trainer.gpus} GPU{'s' * (config.trainer.gpus > 1)}" if config.trainer.gpus else "cpu"
-    return {"device": device, "threads": str(config.trainer.threads), "program": Path(config.words[0]).name}
+    return {"device": device, "threads": str(config.trainer.threads), "program": Path(config.words[0]).name.strip("{}")}
 
 
 @lru_cache(maxsize=1)
