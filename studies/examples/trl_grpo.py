@@ -40,7 +40,7 @@ config = Qwen2Config(
     num_key_value_heads=4, bos_token_id=None, eos_token_id=1, pad_token_id=0,
 )  # fmt: skip
 Qwen2ForCausalLM(config).save_pretrained(given.output_dir / "start")  # TRL reads its reference model from a folder
-model = Qwen2ForCausalLM.from_pretrained(given.output_dir / "start")
+model = Qwen2ForCausalLM.from_pretrained(given.output_dir / "start", trust_remote_code=False)
 settings = GRPOConfig(
     output_dir=str(given.output_dir), beta=given.beta, learning_rate=given.lr, seed=given.seed, max_steps=given.steps,
     per_device_train_batch_size=32, num_generations=8, max_completion_length=TOKENS, logging_steps=1,
