@@ -41,27 +41,7 @@ HEADROOM, EXTRA_GIB = 1.25, 1.0
 ALIVE = {"PENDING", "CONFIGURING", "REQUEUED", "RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "RESIZING", "STOPPED"}
 RESERVED = ("array", "job-name", "output", "error", "open-mode", "signal", "requeue", "no-requeue", "nodes", "ntasks")
 """Options of sbatch that the program sets."""
-SCRIPT = """#!/bin/sh
-hand= limit=
-warn() {{ while kill -USR1 $hand; do sleep 1; done 2>/dev/null & }}  # again and again: a hand that begins hears nothing
-trap 'limit=near; [ -z "$hand" ] || warn' USR1
-{exports}
-(trap '' USR1; exec {command}) &
-hand=$!
-[ -z "$limit" ] || warn
-trap 'kill -TERM $hand' TERM
-while :; do
-    wait $hand
-    code=$?
-    kill -0 $hand 2>/dev/null || break
-done
-if [ "$limit" ] && [ $code = {left} ]; then  # what is preempted SLURM requeues, and what is cancelled ends
-    trap - TERM
-    until scontrol requeue "$SLURM_JOB_ID"; do sleep 10; done
-    sleep 60  # SLURM ends the script; if it ended by itself, its exit code would count
-fi
-exit $code
-"""
+SCRIPT = Path(__file__).with_name("slurm_job.sh.in").read_text("utf-8")
 
 
 class Slurm(Hands):

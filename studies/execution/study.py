@@ -27,8 +27,7 @@ from studies.execution.records import sound_record
 from studies.execution.search import write_optuna
 from studies.execution.started import COMMANDS, TRIALS, Started, join, shared_of, start
 from studies.execution.watch import Watch
-from studies.tracking.background import Background
-from studies.tracking.sync import Synced, View, sync
+from studies.tracking.sync import Background, Synced, View, sync
 
 WAIT_SECONDS = 0.2
 """Seconds between two looks at children and statuses."""

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import shutil
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import yaml
 from filelock import FileLock
 
 from pipeline.run.layout import Layout
 from pipeline.wording import in_words
-from studies.tracking.view import TAG
+
+TAG = "mlflow.sharedViewState.ablate"
+"""The tag of an experiment with the view that the link of `ablate ui` opens, which MLflow finds by this key."""
+PAGE = "#/experiments/{id}/runs?compareRunsMode=CHART&workflowType=machine_learning&viewStateShareKey=ablate"
+"""The address of the view within MLflow, for one experiment. Without its workflow type, MLflow surrounds it with pages
+for chat traces."""
+VIEW: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("view.yaml").read_text("utf-8"))
 
 
 def server() -> str | None:
@@ -92,6 +101,21 @@ def experiment_of(client: Any, study: str, layout: Layout) -> tuple[str, str]:
                 client.restore_experiment(found.experiment_id)
             return found.experiment_id, name
     raise RuntimeError(f"the experiments '{study}' and '{study} (ablate)' belong to another program")
+
+
+def saved_view(imported: bool = False) -> str:
+    """The value of `TAG`: a page of charts in MLflow 3."""
+    charts = [
+        {
+            **VIEW["chart"],
+            "uuid": metric,
+            "metricKey": metric,
+            "selectedMetricKeys": [metric],
+            "selectedYAxisMetricKey": metric,
+        }
+        for metric in VIEW["imported_charts" if imported else "charts"]
+    ]
+    return json.dumps({**VIEW["page"], "compareRunCharts": charts}, separators=(",", ":"))
 
 
 def _create(layout: Layout) -> None:

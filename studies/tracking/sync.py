@@ -5,6 +5,8 @@ The experiment has one parent run for each study folder, and below it one run fo
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +35,6 @@ from studies.tracking.describe import (
     tags_of_verdicts,
 )
 from studies.tracking.runs import INTERRUPTED, RUNNING, STUDY, Runs, digest_of
-from studies.tracking.view import TAG, saved_view
 
 ARTIFACTS = (
     ("train", "samples.parquet"),
@@ -42,6 +43,11 @@ ARTIFACTS = (
     ("evaluate", "samples.parquet"),
 )
 Status = Literal["running", "interrupted", "complete"]
+EVERY_S = 5.0
+AGAIN_S = 60.0
+"""Seconds until MLflow is tried again after it failed."""
+PATIENCE_S = 10.0
+"""Seconds that an interrupted study waits for MLflow."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +171,7 @@ def _follow(view: View, runs: Runs, key: str, one: Running) -> None:
 def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: str) -> None:
     study, folder = view.study, view.folder
     verdicts = of_record(study, folder, record, view.plan)
-    tags = tags_of_record(study, folder, record, verdicts, health_of(folder, record))
+    tags = tags_of_record(study, record, verdicts, health_of(folder, record))
     metrics = file_of(folder, record, "train", "metrics.jsonl") if "train" in record.stages else None
     files = [("", folder.trial_file(record.arm, record.seed))]
     for stage, name in ARTIFACTS:
@@ -195,7 +201,7 @@ def _open_study(view: View, runs: Runs) -> None:
     runs.experiment, used = store.experiment_of(runs.client, name, view.layout)
     if used != name:
         runs.warn(f"experiment '{name}' holds runs of another program; these runs go to '{used}'")
-    runs.client.set_experiment_tag(runs.experiment, TAG, saved_view(study.foreign))
+    runs.client.set_experiment_tag(runs.experiment, store.TAG, store.saved_view(study.foreign))
     tags = tags_of_study(study, view.folder, view.profile) | tags_of_environment(view.environment)
     runs.open(STUDY, f"study {study.name}", tags, {})
 
@@ -211,3 +217,53 @@ def _end(view: View, runs: Runs, prints: Mapping[str, Path], verdicts: Sequence[
     _open_study(view, runs)
     tags |= tags_of_study(view.study, folder, view.profile)
     runs.finish(STUDY, shown, "complete", counts, 0, tags, [("report", page)] if page.exists() else [])
+
+
+class Background:
+    """A thread that calls ``send(running=, warn=)`` every few seconds from `begin` on, and a last time at the end."""
+
+    def __init__(
+        self,
+        send: Callable[..., Synced | None],
+        running: Callable[[], Sequence[Running]],
+        warn: Callable[[str], None],
+    ) -> None:
+        """`running` gives the trials that run now: neither they nor the report wait for MLflow."""
+        self._send, self._running, self._warn = send, running, warn
+        self._last: dict[str, Any] = {}
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+
+    def begin(self) -> None:
+        """Show the study while it runs."""
+        self._thread.start()
+
+    def end(self, status: str, **last: Any) -> None:
+        """Send the rest, however long it takes; an interrupted study waits `PATIENCE_S`. Raises what `send` raises."""
+        self._last = {"status": status, **last}
+        self._ended.set()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._thread.join(PATIENCE_S)
+        if self._thread.is_alive() and status == "interrupted":
+            self._warn("MLflow did not hear of the interruption; the next call, or `ablate sync`, goes on there")
+        elif self._thread.is_alive():
+            self._warn("MLflow has not taken all yet; Ctrl-C ends the wait, and `ablate sync` sends the rest later")
+            self._thread.join()
+        if self._error:
+            raise self._error
+
+    def _work(self) -> None:
+        pause, warn = 0.0, self._warn
+        while not self._ended.wait(pause):
+            pause = EVERY_S
+            with suppress(Exception):  # of a damaged file, which the last call reports
+                done = self._send(running=self._running(), warn=warn)
+                failed = done is not None and not done.complete
+                pause, warn = (AGAIN_S, lambda line: None) if failed else (EVERY_S, self._warn)
+        try:
+            while self._send(warn=self._warn, **self._last) is None:  # another process sends just now
+                time.sleep(1)
+        except Exception as error:
+            self._error = error

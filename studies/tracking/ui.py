@@ -15,7 +15,6 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, writable
 from studies.tracking import store
-from studies.tracking.view import PAGE, TAG
 
 HOST = "127.0.0.1"
 QUIET = {
@@ -57,8 +56,8 @@ def serve(layout: Layout, port: int) -> None:
 
 def links_at(address: str, client: Any) -> list[str]:
     """One line for each study, the newest first."""
-    found = client.search_experiments(filter_string=f"tags.`{TAG}` LIKE '%'", order_by=["creation_time DESC"])
-    lines = [f"Curves of {one.name}: {address}/{PAGE.format(id=one.experiment_id)}" for one in found]
+    found = client.search_experiments(filter_string=f"tags.`{store.TAG}` LIKE '%'", order_by=["creation_time DESC"])
+    lines = [f"Curves of {one.name}: {address}/{store.PAGE.format(id=one.experiment_id)}" for one in found]
     return lines or ["It has no study yet."]
 
 

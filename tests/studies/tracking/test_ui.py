@@ -23,7 +23,7 @@ from tracked_study import Tracked
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
-from studies.tracking.view import CHARTS
+from studies.tracking.store import VIEW
 
 ROOT = Path(__file__).parents[3]
 ARMS = ("weak", "strong")
@@ -96,9 +96,11 @@ def test_the_link_opens_on_the_curves_of_every_arm(served: Served, tmp_path: Pat
     study, _, url = served.study.partition(": ")
     assert study == "Curves of small"
     html = next(
-        found for found in map(partial(document, url), loads(tmp_path)) if curves(found) >= len(CHARTS) * len(ARMS)
+        found
+        for found in map(partial(document, url), loads(tmp_path))
+        if curves(found) >= len(VIEW["charts"]) * len(ARMS)
     )
-    for metric in CHARTS:
+    for metric in VIEW["charts"]:
         for arm in ARMS:
             assert f">{arm} ({metric})<" in html, "each chart has each arm in its legend"
     assert "Curves by arm" in html
