@@ -365,31 +365,21 @@ def serve(
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on; any other opens it to other machines.")
     ] = "127.0.0.1",
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of the networks.")] = 1,
-    share: Annotated[
-        float,
-        typer.Option(
-            "--share",
-            min=0.01,
-            max=1.0,
-            help="Share of its time for which the server may compute while a trial trains in the same --out.",
-        ),
-    ] = 0.2,
     profile: RunProfileOption = None,
     out: OutOption = None,
 ) -> None:
     """Serve a policy over HTTP, also while it trains, until Ctrl-C.
 
-    OpenAI's completions, and a page to look at.
+    OpenAI's completions, and a page to look at. CPU threads: OMP_NUM_THREADS, else 1.
     """
     import os
 
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported, and by every thread of its own
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, and by every thread of its own
 
     from pipeline.run.layout import Layout
     from studies.serving.app import serve as answer
 
-    answer(what, Layout.at(out), port, host, threads, profile, share)
+    answer(what, Layout.at(out), port, host, profile)
 
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:

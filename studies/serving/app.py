@@ -13,7 +13,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import uvicorn
 from pydantic_core import from_json
 from starlette.applications import Starlette
@@ -21,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from pipeline.config.loading import validated
@@ -87,10 +86,6 @@ def create_app(server: Server, hosts: Sequence[str] = HERE) -> Starlette:
         state = {"status": "ok", "model": server.source.name, "waiting": server.waiting}
         return JSONResponse(state | {"revision": server.revision._asdict(), "measure": "reference" in server.models})
 
-    async def metrics(request: Request) -> Response:
-        found = dict(server.counts, waiting_completions=server.waiting, policy_step=server.revision.step or 0)
-        return PlainTextResponse("".join(f"ablate_{name} {value}\n" for name, value in sorted(found.items())))
-
     async def models(request: Request) -> Response:
         about = {"object": "model", "created": 0, "owned_by": "ablate", "revision": server.revision._asdict()}
         about["max_model_len"] = server.positions
@@ -112,7 +107,6 @@ def create_app(server: Server, hosts: Sequence[str] = HERE) -> Starlette:
         completion = read(bytes(body), server)
         about = {"id": f"cmpl-{secrets.token_hex(12)}", "object": "text_completion", "created": int(time.time())}
         content: dict[str, Any] = about | await server.answer(completion)
-        server.counts['requests_total{status="200"}'] += 1
         if not completion.stream:
             return JSONResponse(content)
         events = [*(json.dumps(content | {"choices": [choice]}) for choice in content["choices"]), "[DONE]"]
@@ -120,24 +114,22 @@ def create_app(server: Server, hosts: Sequence[str] = HERE) -> Starlette:
 
     async def refused(request: Request, error: Exception) -> Response:
         fault = error if isinstance(error, HTTPException) else Refused(500, "the server failed; its log has the reason")
-        server.counts[f'requests_total{{status="{fault.status_code}"}}'] += 1
         kind = "invalid_request_error" if fault.status_code < 500 else "server_error"
         about = {"message": fault.detail, "type": kind} | {at: getattr(fault, at, None) for at in ("param", "code")}
         return JSONResponse({"error": about}, fault.status_code, fault.headers)
 
-    gets = {"/": page, "/health": health, "/metrics": metrics, "/v1/models": models, "/v1/models/{name:path}": models}
+    gets = {"/": page, "/health": health, "/v1/models": models, "/v1/models/{name:path}": models}
     routes = [*(Route(*get) for get in gets.items()), Route("/v1/completions", completions, methods=["POST"])]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))]
     handlers: Any = dict.fromkeys((HTTPException, ClientDisconnect, Exception), refused)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
 
 
-def serve(name: str, layout: Layout, port: int, host: str, threads: int, profile: str | None, share: float) -> None:
+def serve(name: str, layout: Layout, port: int, host: str, profile: str | None) -> None:
     """Serve a policy until Ctrl-C or SIGTERM. Raises `UserError` for an unservable policy or a port that is taken."""
     check_free(host, port)
-    torch.set_num_threads(threads)
     quiet_libraries()
-    server, local = Server(find(name, layout, profile), share), host in (*HERE, "::1")
+    server, local = Server(find(name, layout, profile)), host in (*HERE, "::1")
     app, address = create_app(server, HERE if local else ["*"]), f"[{host}]" if ":" in host else host
     print(f"Serving {name} at http://{address}:{port} (Ctrl-C stops it); completions at /v1/completions", flush=True)
     if not local:

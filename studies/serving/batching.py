@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate
@@ -35,6 +34,8 @@ COMPLETIONS, WAITING = 64, 256
 """Completions of a batch, and of all requests that wait for one."""
 COLLECT_SECONDS, LOOK_SECONDS = 0.004, 1.0
 """Seconds to wait for further requests of a batch, and between two looks for newer weights while idle."""
+SHARE = 0.2
+"""Part of the time in which the server may compute while a trial trains: the trial keeps its pace."""
 log = logging.getLogger("uvicorn.error")
 
 
@@ -85,10 +86,9 @@ Job = tuple[Completion, asyncio.Future[dict[str, Any]]]
 class Server:
     """The networks, and the requests that wait for them: first come, first served."""
 
-    def __init__(self, source: Folder | ServedTrial, share: float) -> None:
-        """`share`: the part of the time in which it may compute while a trial trains."""
+    def __init__(self, source: Folder | ServedTrial, share: float = SHARE) -> None:
         self.source, self._share, self.models = source, share, {source.name: "policy"}
-        self.counts, self._mark, self._room = Counter[str](), "", Room("completions at once", COMPLETIONS)
+        self._mark, self._room = "", Room("completions at once", COMPLETIONS)
         self._jobs, self._arrived = list[Job](), asyncio.Event()
         if isinstance(source, ServedTrial):
             self.models["reference"] = "reference"
@@ -146,7 +146,6 @@ class Server:
         try:
             self.look()
         except Exception as error:  # whatever is wrong with newer weights, those that answer are sound
-            self.counts["load_failures_total"] += 1
             log.warning(f"newer weights cannot be loaded, those of {self.revision} go on: {in_words(error)}")
         try:
             answers: Sequence[Any] = self.answers(batch) if batch else []
@@ -165,7 +164,6 @@ class Server:
         noise = [uniforms(1, first.max_tokens, "serve", one.seed, i) for one in batch for i in range(one.size)]
         temperature = first.temperature if first.temperature > 1e-6 else 0.0  # or logits / temperature overflow
         ends = self.tokenizer.eos_token_id, self.tokenizer.pad_token_id
-        self.counts.update(batches_total=1, completions_total=len(prompts))
         with Precision.of(device).autocast():
             episodes = EagerSampler(model, temperature, self._room, *ends).sample(queries, mask, torch.cat(noise))
             drawn = Completions.of(self.tokenizer, episodes, prompts)

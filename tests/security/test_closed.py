@@ -33,7 +33,7 @@ def test_serve_listens_on_loopback_and_warns_where_others_can_reach_it(
         monkeypatch.setattr(app, name, Mock())
     monkeypatch.setattr(app, "create_app", made)
     monkeypatch.setattr(app.uvicorn, "run", run)
-    app.serve("a/b/0", layout, 8000, host, 1, None, 0.2)
+    app.serve("a/b/0", layout, 8000, host, None)
     assert inspect.signature(cli.serve).parameters["host"].default == "127.0.0.1"
     assert (set(made.call_args.args[1]), run.call_args.kwargs["host"]) == (HOSTS[host], host)
     warning = f"warning: {host} can be reached from other machines, and there is no password"
