@@ -13,10 +13,6 @@ from pipeline.errors import UserError
 
 SHORT, NAME = "algorithm", "algorithm.name"
 """The short form that users may write, and the key that it stands for."""
-KNOBS = (
-    "algorithm.advantage", "algorithm.ratio", "algorithm.trust_region", "algorithm.aggregation", "kl.place",
-)  # fmt: skip
-"""Settings that distinguish algorithms; the rest of a preset goes with them."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Literal
 
 from pipeline.stopping import OPERATORS, Record, counted, first_break
@@ -105,8 +104,10 @@ def evaluate(
     if mean and breaks(closest, falsifier.threshold):
         reason = f"mean {noun}of {len(records)} records is {closest:.4g}"
         return replace(verdict, outcome="FALSIFIED", reason=reason)
-    margin = _margin(falsifier, records, closest)
-    return replace(verdict, outcome="SURVIVED", reason=f"{len(records)} records to step {records[-1][0]}; {margin}")
+    word = "mean" if mean else "largest" if falsifier.op.startswith(">") else "smallest"
+    row = f" in {falsifier.consecutive} records in a row" if falsifier.consecutive > 1 else ""
+    reason = f"{len(records)} records to step {records[-1][0]}; {word} {noun or 'value '}{closest:.4g}{row}"
+    return replace(verdict, outcome="SURVIVED", reason=reason)
 
 
 def compare(falsifier: Falsifier, own: Series, base: Series) -> Verdict:
@@ -193,14 +194,3 @@ def _closest(falsifier: Falsifier, records: Sequence[Record]) -> float | None:
     if falsifier.op.startswith(">"):
         return max(map(min, rows), default=None)
     return min(map(max, rows), default=None)
-
-
-def _margin(falsifier: Falsifier, records: Sequence[Record], closest: float) -> str:
-    """Return how far a claim that survived was from falling."""
-    if falsifier.consecutive > 1:
-        beyond = [OPERATORS[falsifier.op](value, falsifier.threshold) for _, value in records]
-        longest = max(sum(1 for _ in run) if broken else 0 for broken, run in groupby(beyond))
-        return f"longest run beyond {falsifier.threshold:g}: {longest} of {falsifier.consecutive} records"
-    if falsifier.aggregation == "mean":
-        return f"mean{' difference' * bool(falsifier.relative_to)}: {closest:.4g}"
-    return f"{'largest' if falsifier.op.startswith('>') else 'smallest'} {falsifier.noun}: {closest:.4g}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import re
 import shlex
@@ -17,11 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.config.effects import inert, value_at
-from pipeline.config.presets import KNOBS, PRESETS
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
-from pipeline.resources.machine import GIB, gpu_visible
+from pipeline.resources.machine import GIB
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
 from studies.console.summary import table
@@ -51,8 +48,7 @@ def print_plan(
     *,
     trials: str = TRIALS,
 ) -> None:
-    """Print the number of trials to run and their time, each stage and its reason, and where it matters the T4's
-    budget.
+    """Print the number of trials to run and their time, each stage and its reason, and a T4's budget for what is left.
 
     Builds nothing. Raises `UserError` where a stage that has to run lacks data or a model; the budget, which needs
     neither, is printed even then.
@@ -74,18 +70,15 @@ def print_plan(
         unknown = total - len(plan) - ended
         idle = not (own or shared or unknown)
         left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
-        beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
-        time = _time(left, beside, _records(layout, chosen, _machine(module, plan)), layout) if left else ""
+        time = _time(left, _records(layout, chosen, _machine(module, plan))) if left else ""
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
-        for line in algorithm_lines(plan):
-            console.print(Text(line), soft_wrap=True)
         console.print()
         console.print(stage_table(planned))
     finally:
-        if not idle or any(_on_gpu(cell.config, chosen) for cell in plan):
-            _print_budget(console, study, compared, plan, chosen)
+        if not idle:  # a forecast needs torch
+            _print_budget(console, study, compared, plan)
 
 
 def _print_commands(console: Console, run: Started, plan: Sequence[Cell]) -> None:
@@ -143,9 +136,8 @@ def _records(layout: Layout, profile: str, machine: Mapping[str, str]) -> list[T
     return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
 
 
-def _time(left: Sequence[Cell], beside: Sequence[str], measured: Sequence[TrialRecord], layout: Layout) -> str:
-    """Estimate the time of these trainings, of which a trial with rounds has several, and of the other stages `beside`
-    them, from what earlier trials took."""
+def _time(left: Sequence[Cell], measured: Sequence[TrialRecord]) -> str:
+    """Estimate the time of these trainings, of which a trial with rounds has several, from what earlier trials took."""
     from studies.console.cli import default_jobs
 
     configs = [cell.config for cell in left]
@@ -155,23 +147,8 @@ def _time(left: Sequence[Cell], beside: Sequence[str], measured: Sequence[TrialR
     jobs = min(default_jobs(configs[0]), math.ceil(math.fsum(1 / config.rounds for config in configs)))
     steps = math.fsum(config.gradient_steps / config.rounds for config in configs)
     each = math.fsum(one.cost["wall_s"] for one in measured) / sum(one.steps for one in measured)
-    took = _stage_seconds(measured, layout)
-    seconds = each * steps + math.fsum(took.get(stage, 0.0) for stage in beside)
     trials = f"{len(measured)} earlier trial{'s' * (len(measured) > 1)}"
-    return f", about {duration(seconds / jobs)} in all (measured on {trials}; {jobs} at once)"
-
-
-def _stage_seconds(measured: Sequence[TrialRecord], layout: Layout) -> dict[str, float]:
-    """Mean wall clock of each stage but the training, over the artifacts of some trials."""
-    logs = {
-        (stage, layout.root / ref.path / "log" / "cost.json") for one in measured for stage, ref in one.stages.items()
-    }
-    took = dict[str, list[float]]()
-    for stage, file in logs:
-        with suppress(OSError, ValueError, KeyError):
-            seconds = float(json.loads(file.read_text("utf-8"))["wall_s"])
-            took.setdefault(stage, []).append(seconds)
-    return {stage: math.fsum(times) / len(times) for stage, times in took.items()}
+    return f", about {duration(each * steps / jobs)} of training (measured on {trials}; {jobs} at once)"
 
 
 def stage_table(planned: Planned) -> Table:
@@ -200,34 +177,15 @@ def stage_table(planned: Planned) -> Table:
     return shown
 
 
-def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell], profile: str) -> None:
-    """Print the predicted time of each arm and the study on a T4, for a GPU or where something does not fit."""
-    by_arm = {cell.arm: cell.config for cell in plan}  # seeds differ in nothing that costs
-    if not any(_matters(config, profile) for config in by_arm.values()):
-        return
-    console.print()
+def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell]) -> None:
+    """Print the predicted time and memory of each arm, and the time of the study, on a T4."""
     lines: dict[tuple[str, ...], list[str]] = {}
-    for arm in compared.arm_overrides():
+    for arm in compared.arm_overrides():  # seeds differ in nothing that costs
         lines.setdefault(tuple(budget_lines(next(cell.config for cell in plan if cell.arm == arm))), []).append(arm)
+    console.print()
     for (first, *rest), arms in lines.items():
         console.print(Text("\n".join([f"each trial of {', '.join(arms)}: {first}", *rest])), soft_wrap=True)
     console.print(Text(total_line(study, plan)), soft_wrap=True)
-
-
-def _matters(config: TrialConfig, profile: str) -> bool:
-    """Return whether to show the T4's budget: the profile is for a T4, on a GPU, or the trial does not fit."""
-    if _on_gpu(config, profile):
-        return True
-    from pipeline.forecast.advice import predict
-
-    forecast = predict(config)
-    return forecast is not None and not forecast.fits
-
-
-def _on_gpu(config: TrialConfig, profile: str) -> bool:
-    """Return whether the profile is made for the T4, or a trial would run on a GPU."""
-    device = config.runtime.device
-    return profile.startswith("t4") or device == "cuda" or (device == "auto" and gpu_visible())
 
 
 def duration(seconds: float) -> str:
@@ -235,22 +193,6 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{max(seconds, 1):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.3g} h"
-
-
-def algorithm_lines(plan: Sequence[Cell]) -> Iterator[str]:
-    """Lines with the parts of the arms' algorithms, one for each combination; none where all trials are PPO's."""
-    ways: dict[str, list[str]] = {}
-    for cell in plan:
-        preset = PRESETS[cell.config.algorithm.name]
-        settings, learns = dict.fromkeys([*KNOBS, *preset.settings]), cell.config.algorithm.learns
-        shown = [key for key in settings if learns or inert(cell.config, key) is None]
-        values = [f"{key.removeprefix('algorithm.')} {value_at(cell.config, key)}" for key in shown]
-        how = "trained by" if learns else "not trained;"
-        arms = ways.setdefault(f"{how} {preset.title}: {', '.join(values)}", [])
-        if cell.arm not in arms:
-            arms.append(cell.arm)
-    if any(cell.config.algorithm.name != "ppo" for cell in plan):
-        yield from (f"{', '.join(arms)}: {way}" for way, arms in ways.items())
 
 
 def total_line(study: Study, plan: Sequence[Cell]) -> str:

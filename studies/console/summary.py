@@ -112,28 +112,14 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], 
 
 
 def print_health(console: Console, arms: Sequence[ArmHealth]) -> None:
-    """Print how many trials left a healthy band or diverged, and each such arm's symptom with the largest share."""
-    judged, ill = sum(one.judged for one in arms), sum(one.ill for one in arms)
-    if not judged:
-        return
-    trials = f"{judged} judged trial{'s' if judged > 1 else ''}"
-    console.print(Text(f"Health: {f'unhealthy in {ill} of' if ill else 'ok in'} {trials}"), soft_wrap=True)
-    for one in arms:
-        if one.ill:
-            console.print(
-                Text(f"  {one.arm}, {one.ill} of {one.judged}{_illness(one)}", style="yellow"), soft_wrap=True
-            )
-    console.print()
-
-
-def _illness(one: ArmHealth) -> str:
-    """The worst symptom of an arm, the other series, and the trials that diverged."""
-    ended = f", {len(one.diverged)} diverged" if one.diverged else ""
-    if one.worst is None:
-        return ended
-    seed, symptom = one.worst
-    also = f" Also outside: {', '.join(one.others)}." if one.others else ""
-    return f"{ended}, most in seed {seed}: {symptom.sentence}{also}"
+    """Print how many judged trials left a healthy band or diverged, by arm; each symptom was shown as it appeared."""
+    judged, ill = sum(one.judged for one in arms), [one for one in arms if one.ill]
+    if judged:
+        which = ", ".join(f"{one.arm} ({one.ill} of {one.judged})" for one in ill)
+        text = f"unhealthy in {which}; the report names the series" if ill else "ok"
+        console.print(
+            Text(f"Health of {judged} judged trials: {text}\n", style="yellow" if ill else ""), soft_wrap=True
+        )
 
 
 def print_study(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -67,7 +66,7 @@ def test_plan_opens_with_what_will_run_and_why(write_study: Write, layout: Layou
         row.startswith("train") and row.endswith("weak seed 0 cached same configuration, inputs and code")
         for row in rows
     )
-    states = ["cached" if " cached " in row else "will run" for row in rows]
+    states = [state for row in rows for state in ("cached", "will run") if f" {state} " in row]
     assert states == sorted(states, reverse=True), "what will run stands first"
 
 
@@ -77,29 +76,22 @@ def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout
     assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
     more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert (
-        shown(more, layout)[0] == "2 of 6 trials will run, about 1 s in all (measured on 4 earlier trials; 2 at once)"
+        shown(more, layout)[0]
+        == "2 of 6 trials will run, about 1 s of training (measured on 4 earlier trials; 2 at once)"
     )
     longer = shown(more, layout, **{"train.steps": 64_000})[0]  # 0.1 s for 64 steps
-    assert longer == "6 of 6 trials will run, about 5 min in all (measured on 4 earlier trials; 2 at once)"
+    assert longer == "6 of 6 trials will run, about 5 min of training (measured on 4 earlier trials; 2 at once)"
     records = layout.study("small", "tiny").records()
     once, twice = (cells(study, None, {"train.steps": 64_000, "reward.learned.rounds": count})[0] for count in (1, 2))
-    both, one = (_time(left, [], records, layout) for left in ([twice] * 2, [once]))
+    both, one = (_time(left, records) for left in ([twice] * 2, [once]))
     assert both == one, "each of two rounds trains half of the steps"
-    for ended in records:  # a stage that trials share counts once, what each has for itself as often
-        for stage, seconds in {"sft": 600.0, "evaluate": 120.0}.items():
-            log = layout.root / ended.stages[stage].path / "log"
-            log.mkdir(exist_ok=True)
-            (log / "cost.json").write_text(json.dumps({"wall_s": seconds}))
-    slower = _time([once] * 2, ["sft"] * 3 + ["evaluate"] * 2, records, layout)
-    assert ", about 19 min in all" in slower, "100 s of training each, 3 x 10 min and 2 x 2 min, two at once"
     other = shown(more, layout, "smoke")[0]
     assert other.endswith("no trial of profile smoke has been measured here")
 
 
-def test_the_budget_of_a_t4_stands_last_and_only_where_it_matters(write_study: Write, layout: Layout) -> None:
+def test_the_budget_of_a_t4_stands_last(write_study: Write, layout: Layout) -> None:
     study = write_study()
     layout.root.mkdir(parents=True)
-    assert not any("T4" in line for line in shown(study, layout))
     lines = shown(study, layout, "t4")
     budget = next(index for index, line in enumerate(lines) if line.startswith("each trial of weak, strong: fits"))
     assert max(index for index, line in enumerate(lines) if " will run " in line and index) < budget
@@ -125,7 +117,6 @@ def test_the_verdicts_of_many_trials_are_one_row_for_each_claim() -> None:
 
 
 KL = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "raise kl.beta")
-RATIO = Symptom("policy/ratio", "above", 1.1, 20, 100, 4, "explodes", "lower optimiser.lr")
 
 
 def printed(*arms: ArmHealth) -> str:
@@ -134,9 +125,9 @@ def printed(*arms: ArmHealth) -> str:
     return text.getvalue()
 
 
-def test_unhealthy_arms_are_named_with_the_worst_symptom() -> None:
-    assert printed(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL, RATIO), 8: (RATIO,)})) == (
-        "Health: unhealthy in 2 of 8 judged trials\n"
-        "  b, 2 of 3, most in seed 7: objective/kl_exact_per_token above 0.5 in 30 % of 100 records, first at step 4."
-        " Likely cause: far. Try: raise kl.beta. Also outside: policy/ratio.\n\n"
+def test_unhealthy_arms_are_named() -> None:
+    assert printed(ArmHealth("a", 5, {}), ArmHealth("b", 3, {7: (KL,)}, (8,))) == (
+        "Health of 8 judged trials: unhealthy in b (2 of 3); the report names the series\n\n"
     )
+    assert printed(ArmHealth("a", 1, {})) == "Health of 1 judged trials: ok\n\n"
+    assert not printed(ArmHealth("a", 0, {}))
