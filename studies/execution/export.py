@@ -34,7 +34,7 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
     """Write the policy of `run`, named STUDY/ARM/SEED, to the folder `target`, which must not hold anything yet.
 
     The folder appears in one step. Raises `UserError` for a run that is not recorded or was never evaluated, and for a
-    target that is in use; `Damaged` for a run whose files are not those that were trained.
+    target that is in use or cannot be written; `DiskFull`; `Damaged` for a run whose files have changed.
     """
     record = find_trial(run, layout, profile)
     if record.stages and "prompts" not in record.stages:
@@ -43,28 +43,17 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
         raise UserError(
             f"run '{run}' ended as {record.status} and was never evaluated ({record.reason}); nothing to export"
         )
-    folder = folder_of(layout, record)
-    with new_folder(target) as new:
+    folder, target = folder_of(layout, record), place(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target}: is there already and not empty; name a new folder")
+    with beside(target) as new:
+        new.mkdir()
         prompts = file_of(folder, record, "evaluate", "prompts.parquet")
         copy_files(folder, record, "train", "policy/", new)
         copy_files(folder, record, "prompts", "tokenizer/", new)
         (new / "generation_config.json").write_text(_generation(record, new), "utf-8")
         (new / "README.md").write_text(model_card(record, prompts), "utf-8")
-    return place(target)
-
-
-@contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place at the end, and is removed where that is not reached.
-
-    Raises `UserError` for a target that is in use or cannot be written, `DiskFull`.
-    """
-    target = place(target)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(f"{target}: is there already and not empty; name a new folder")
-    with beside(target) as folder:
-        folder.mkdir()
-        yield folder
+    return target
 
 
 @contextmanager

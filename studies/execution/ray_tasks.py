@@ -49,7 +49,13 @@ class Ray(Hands):
         if self._tasks:
             ended, self._tasks = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
             for task in ended:
-                self._see_to(task)
+                try:
+                    self._ray.get(task)
+                except self._ray.exceptions.RayTaskError as error:
+                    cause = error.cause
+                    raise (cause if isinstance(cause, UserError | Fault) else Fault(_last_line(error))) from None
+                except self._ray.exceptions.RayError as error:
+                    self._say(f"Ray has given up a task: {_last_line(error)}", "yellow")
         left = self._agenda.is_left()
         if left and not self._tasks:
             if self._agenda.is_elsewhere():  # another command's hands have the rest
@@ -65,15 +71,6 @@ class Ray(Hands):
     def _begin(self) -> Any:
         run = self._run
         return self._task.remote(str(run.layout.root), run.study.name, run.profile)
-
-    def _see_to(self, task: Any) -> None:
-        try:
-            self._ray.get(task)
-        except self._ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            raise (cause if isinstance(cause, UserError | Fault) else Fault(_last_line(error))) from None
-        except self._ray.exceptions.RayError as error:
-            self._say(f"Ray has given up a task: {_last_line(error)}", "yellow")
 
     def _check_room(self, request: dict[str, int]) -> None:
         """Raises `UserError` where no node could ever hold a hand: Ray would wait for one without end."""
