@@ -63,8 +63,9 @@ def tags_of_trial(
     study: Study, arm: str, seed: int, config: Mapping[str, Any], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Tags of a trial from its start on; its description lists what sets its arm apart."""
-    keys = study.arm_overrides().get(arm) or (study.search.space if study.search else {})
-    note = "; ".join(f"`{key}` = {value}" for key, value in flatten(config) if key in keys)
+    own = study.arm_overrides().get(arm) or dict.fromkeys(study.search.space if study.search else ())
+    values = dict(flatten(config))
+    note = "; ".join(f"`{key}` = {values.get(key, value)}" for key, value in own.items()) or "as the profile"
     return {"arm": arm, "seed": str(seed), "study": study.name, NOTE: note, **tags_of_environment(environment)}
 
 
