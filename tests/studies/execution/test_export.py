@@ -131,5 +131,5 @@ def test_a_run_that_is_not_there_is_reported_with_those_that_are(
         export(run, tmp_path / "policy", smoke_layout)
     assert not list(tmp_path.iterdir())
     assert export("twice/base/0", tmp_path / "policy", smoke_layout, "tiny").exists()
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, match="is there already and not empty"):
         export("demo/base/0", tmp_path / "policy", smoke_layout)
