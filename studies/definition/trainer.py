@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from pipeline.config.base import Positive, Section, StrictlyPositive
 from pipeline.config.names import nearest
@@ -62,6 +62,8 @@ class Logs(Section):
 
 class Resume(Section):
     """How a run that was cut off is taken up again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
     if_: str = Field(alias="if", min_length=1, description="pattern below {out} of what it can be taken up from")
     add: tuple[str, ...] = Field(min_length=1, description="words that the command then gets at its end")
@@ -120,7 +122,8 @@ class CommandTrial(Section):
 
     @property
     def caps(self) -> CapsConfig:
-        return CapsConfig(wall_clock_h=self.trainer.wall_clock_h, memory_gib=self.trainer.memory_gib)
+        memory = self.trainer.memory_gib / self.runtime.processes  # a cap there is that of each process
+        return CapsConfig(wall_clock_h=self.trainer.wall_clock_h, memory_gib=memory)
 
     @property
     def gradient_steps(self) -> int:
