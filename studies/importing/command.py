@@ -205,13 +205,13 @@ def processes(folder: Path) -> Iterator[psutil.Process]:
 
 def end_all(folder: Path) -> None:
     """End all processes of a run: by SIGTERM, at last by SIGKILL."""
-    there = list(processes(folder))
-    for process in there:
-        with suppress(psutil.Error):
-            process.terminate()
-    for process in psutil.wait_procs(there, GRACE_SECONDS)[1]:
-        with suppress(psutil.Error):
-            process.kill()
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes(folder):
+            with suppress(psutil.Error):
+                process.send_signal(signum)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while next(processes(folder), None) and time.monotonic() < deadline:  # zombies count as ended
+            time.sleep(0.05)
 
 
 def _die_with_parent() -> None:
