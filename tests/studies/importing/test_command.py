@@ -245,6 +245,7 @@ def test_the_examples(run: Callable[..., str], tmp_path: Path, layout: Layout, n
     text = path.read_text().replace("[0, 1, 2", "[0, 1] # [2").replace("steps: 40", "steps: 8")
     path.write_text(text)
     run(0, "study", path, "--jobs", 2)
+    run(0, "report", path)
     records = load_records(layout.study(name, "trainer"), load_study(path))
     assert set(records.trials["status"]) == {"complete"}
     assert records.trials[records.study.objective.metric].notna().all()
