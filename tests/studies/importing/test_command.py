@@ -67,16 +67,18 @@ BASE: dict[str, Any] = {
     "objective": {"metric": "objective/scores", "worst": -7.0},
 }
 
+ALONE = {"evaluation": None, "resume": {"if": "checkpoint-*", "add": ["again", "{lr}"]}}
+
 
 @pytest.fixture
 def write(tmp_path: Path, no_mlflow: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Study]:
-    """``write(section=..., trainer__key=...)``: the study with these changes, beside its script."""
+    """``write(section=..., trainer={...})``: the study with these changes, beside its script."""
     monkeypatch.setattr(command, "LOOK_SECONDS", 0.1)
     (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "calls").touch()
 
     def of(**changes: Any) -> Study:
-        of_trainer = {key.removeprefix("trainer__"): changes.pop(key) for key in [*changes] if "__" in key}
-        content = {**BASE, **changes, "trainer": {**BASE["trainer"], **of_trainer}}
+        content = {**BASE, **changes, "trainer": {**BASE["trainer"], **changes.get("trainer", {})}}
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
         return load_study(tmp_path / "mine.yaml")
 
@@ -86,16 +88,13 @@ def write(tmp_path: Path, no_mlflow: None, monkeypatch: pytest.MonkeyPatch) -> C
 def go(study: Study, layout: Layout, name: str = "inline") -> tuple[dict[str, TrialRecord], str]:
     """Records by arm (of the last seed), and the printed text."""
     text = io.StringIO()
-    layout.root.mkdir(parents=True, exist_ok=True)
     result = run_study(study, layout, None, {}, executor(name, 2), 2, Console(file=text, width=400))
     return {record.arm: record for record in result.records}, text.getvalue()
 
 
 def calls() -> list[str]:
     """The calls of the script since the last look."""
-    path = Path("calls")
-    found = path.read_text().splitlines() if path.exists() else []
-    path.unlink(missing_ok=True)
+    found, _ = Path("calls").read_text().splitlines(), Path("calls").write_text("")
     return sorted(found)
 
 
@@ -121,7 +120,7 @@ def test_each_cell_runs_once_and_again_only_for_what_it_depends_on(
     go(write(seeds=[0, 1, 2], arms={**BASE["arms"], "more": {"lr": 3.0}}), layout, name)
     assert calls() == ["run 1e-06 2", "run 2 2", "run 3.0 0", "run 3.0 1", "run 3.0 2"]
     (tmp_path / "names.yaml").write_text("program: plain\nmetrics: {objective/gold: reward}\n")
-    records, _ = go(write(trainer__logs={"names": "names.yaml"}), layout, name)
+    records, _ = go(write(trainer={"logs": {"names": "names.yaml"}}), layout, name)
     assert calls() == [], "another map reads again, and runs nothing"
     assert records["fast"].ends["objective/gold"] == 12.0
     (tmp_path / "train.py").write_text(TRAIN + "# changed\n")
@@ -136,32 +135,31 @@ def test_words_of_a_command(write: Callable[..., Study]) -> None:
         '{"a": {"b": {n}}}': '{"a": {"b": 3}}', "{ n } {}": "{ n } {}",
     }.items():  # fmt: skip
         assert filled(word, values) == expected
-    add = {"if": "checkpoint-*", "add": ["--lr", "{lr}"]}
-    (first, *_) = [run for _, _, run in trials(write(trainer__resume=add))]
+    (first, *_) = [run for _, _, run in trials(write())]
     assert first.words == ["{python}", "train.py", "run", "1e-06", "0", "{out}"], "the key holds no path"
     assert first.filled(["{{out}}", "{out}"], "/o") == ["{out}", "/o"]
 
 
-LONG = {"command": [*BASE["trainer"]["command"], "{laerning_rate}"]}
+WORDS = BASE["trainer"]["command"]
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trainer__command": LONG["command"]}, r"trainer\.command: no parameter is named 'laerning_rate'.*there are"),
+        (
+            {"trainer": {"command": [*WORDS, "{laerning_rate}"]}},
+            r"trainer\.command: no parameter is named 'laerning_rate'.*there are",
+        ),
         ({"parameters": {**BASE["parameters"], "beta": 1}}, r"\{beta\} stands in no word .* arms would not differ"),
-        ({"trainer__command": ["{what}", "{lr}", "{out}"]}, r"\{seed\} stands in no word .* runs would not differ"),
+        ({"trainer": {"command": ["{what}", "{lr}", "{out}"]}}, r"\{seed\} stands in no word .* runs would not differ"),
         ({"parameters": {**BASE["parameters"], "seed": 1}}, "'seed' is given to each run; choose another name"),
         ({"arms": {"slow": {"lrr": 1}}}, r"'lrr' is no parameter; did you mean 'lr'"),
         ({"arms": {"slow": {"lr": [1]}}}, "a text, a number, true or false is expected"),
         ({"arms": {"slow": {"lr": 1e-6}, "same": {"lr": "1e-6"}}}, "arms 'slow' and 'same' are the same run"),
         ({"vary": ["sft"]}, "another program trains"),
-        ({"profile": "tiny"}, "no profile 'tiny'"),
-        ({"trainer__command": ["no_such_program", *BASE["trainer"]["command"]]}, "no program 'no_such_program'"),
-        ({"trainer__folder": "nowhere"}, r"trainer\.folder: .*nowhere is no folder"),
-        ({"trainer__code": ["*.jl"]}, r"trainer\.code: no file '\*\.jl'"),
-        ({"trainer__logs": {"names": "verl"}}, "verl counts updates; name a .yaml file with"),
-        ({"trainer__logs": {"names": "verll"}}, "verll; did you mean 'verl'"),
+        ({"trainer": {"command": ["no_such_program", *WORDS]}}, "no program 'no_such_program'"),
+        ({"trainer": {"code": ["*.jl"]}}, r"trainer\.code: no file '\*\.jl'"),
+        ({"trainer": {"logs": {"names": "verl"}}}, "verl counts updates; name a .yaml file with"),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(
@@ -175,8 +173,7 @@ def test_mistakes_are_refused_before_anything_runs(
 
 def test_how_a_command_can_end(write: Callable[..., Study], layout: Layout) -> None:
     arms = {name: {"what": name} for name in ("run", "exit", "signal", "no_log", "nan", "half", "killed_once")}
-    resume = {"if": "checkpoint-*", "add": ["again", "{lr}"]}
-    study = write(arms=arms, seeds=[0], baseline="run", trainer__evaluation=None, trainer__resume=resume)
+    study = write(arms=arms, seeds=[0], baseline="run", trainer=ALONE)
     records, text = go(study, layout)
     assert {arm: one.status for arm, one in records.items()} == {
         "run": "complete", "exit": "failed", "signal": "failed", "no_log": "failed", "nan": "diverged",
@@ -196,23 +193,20 @@ def test_how_a_command_can_end(write: Callable[..., Study], layout: Layout) -> N
 def test_a_cap_ends_all_processes_and_a_higher_one_goes_on(
     write: Callable[..., Study], layout: Layout, what: str, cap: str, low: float
 ) -> None:
-    resume = {"if": "checkpoint-*", "add": ["again"]}
-    changes = {"arms": {"one": {"what": what}}, "baseline": "one", "seeds": [0], "trainer__resume": resume}
-    changes["trainer__evaluation"] = None
-    records, _ = go(write(**changes, **{f"trainer__{cap}": low}), layout)
+    changes = {"arms": {"one": {"what": what}}, "baseline": "one", "seeds": [0]}
+    records, _ = go(write(**changes, trainer={**ALONE, cap: low}), layout)
     assert (records["one"].status, records["one"].steps) == ("budget", 10)
     assert str(records["one"].reason).startswith(f"trainer.{cap}: ")
     assert alive() == [], "one of them has left the session"
     assert calls() == [f"{what} 0.5 0"]
-    records, _ = go(write(**changes), layout)
-    assert (records["one"].status, calls()) == ("complete", [f"{what} 0.5 0 again"])
+    records, _ = go(write(**changes, trainer=ALONE), layout)
+    assert (records["one"].status, calls()) == ("complete", [f"{what} 0.5 0 again 0.5"])
 
 
 def test_a_refuted_claim_with_stop_ends_the_command(write: Callable[..., Study], layout: Layout) -> None:
     claim = {"name": "low", "claim": "it stays low", "metric": "objective/scores", "op": ">", "threshold": 3.2}
     claim |= {"before_step": 10, "stop": True}
-    arms = {"one": {"what": "climb"}}
-    study = write(arms=arms, baseline="one", seeds=[0], falsifiers=[claim], trainer__evaluation=None)
+    study = write(arms={"one": {"what": "climb"}}, baseline="one", seeds=[0], falsifiers=[claim], trainer=ALONE)
     records, _ = go(study, layout)
     assert records["one"].status == "pruned"
     assert 4 <= records["one"].steps < 10
@@ -221,8 +215,7 @@ def test_a_refuted_claim_with_stop_ends_the_command(write: Callable[..., Study],
 def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(
     write: Callable[..., Study], layout: Layout, tmp_path: Path
 ) -> None:
-    resume = {"if": "checkpoint-*", "add": ["again"]}
-    study = write(arms={"one": {"what": "hang"}}, baseline="one", seeds=[0], trainer__resume=resume)
+    study = write(arms={"one": {"what": "hang"}}, baseline="one", seeds=[0], trainer=ALONE)
     words = [sys.executable, str(STUDIES.parent / "ablate.py"), "study", "mine.yaml", "--out", str(layout.root)]
     running = subprocess.Popen([*words, "--executor", "inline"], stdout=subprocess.DEVNULL)
     wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), "the trainer", 120)
@@ -231,7 +224,7 @@ def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(
     wait_until(lambda: len(alive()) == 1, "the end of the command, though not of its child", 10)
     calls()
     records, _ = go(study, layout)
-    assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0 again"])
+    assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0 again 0.5"])
     assert alive() == [], "what was left is ended before the next start"
 
 
@@ -242,13 +235,11 @@ def test_the_examples(run: Callable[..., str], tmp_path: Path, layout: Layout, n
         pytest.importorskip("trl", reason="TRL is not installed: pip install -e '.[bench]'")
     shutil.copytree(STUDIES / "examples", tmp_path / "examples")
     path = tmp_path / "examples" / f"{name}.yaml"
-    text = path.read_text().replace("[0, 1, 2", "[0, 1] # [2").replace("steps: 40", "steps: 8")
-    path.write_text(text)
+    path.write_text(path.read_text().replace("[0, 1, 2", "[0] # [2").replace("steps: 40", "steps: 8"))
     run(0, "study", path, "--jobs", 2)
     run(0, "report", path)
     records = load_records(layout.study(name, "trainer"), load_study(path))
     assert set(records.trials["status"]) == {"complete"}
-    assert records.trials[records.study.objective.metric].notna().all()
     assert (layout.study(name, "trainer").report / "index.html").exists()
 
 
