@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import psutil
 import pytest
 import yaml
 from helpers import wait_until
+from light_study import Write
 from rich.console import Console
 
 from pipeline.errors import UserError
@@ -71,14 +70,14 @@ ALONE = {"evaluation": None, "resume": {"if": "checkpoint-*", "add": ["again", "
 
 
 @pytest.fixture
-def write(tmp_path: Path, no_mlflow: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Study]:
-    """``write(section=..., trainer={...})``: the study with these changes, beside its script."""
+def write(tmp_path: Path, no_mlflow: None, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """``write(what, key=..., trainer={...})``: the study, or one trial that does `what`, beside the script."""
     monkeypatch.setattr(command, "LOOK_SECONDS", 0.1)
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "calls").touch()
 
-    def of(**changes: Any) -> Study:
-        content = {**BASE, **changes, "trainer": {**BASE["trainer"], **changes.get("trainer", {})}}
+    def of(what: str = "", **changes: Any) -> Study:
+        one = {"arms": {"one": {"what": what}}, "baseline": "one", "seeds": [0]} if what else {}
+        content = {**BASE, **one, **changes, "trainer": {**BASE["trainer"], **changes.get("trainer", {})}}
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
         return load_study(tmp_path / "mine.yaml")
 
@@ -94,8 +93,9 @@ def go(study: Study, layout: Layout, name: str = "inline") -> tuple[dict[str, Tr
 
 def calls() -> list[str]:
     """The calls of the script since the last look."""
-    found, _ = Path("calls").read_text().splitlines(), Path("calls").write_text("")
-    return sorted(found)
+    found = sorted(Path("calls").read_text().splitlines()) if Path("calls").exists() else []
+    Path("calls").unlink(missing_ok=True)
+    return found
 
 
 def alive() -> list[int]:
@@ -105,9 +105,7 @@ def alive() -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["inline", "processes"])
-def test_each_cell_runs_once_and_again_only_for_what_it_depends_on(
-    write: Callable[..., Study], layout: Layout, tmp_path: Path, name: str
-) -> None:
+def test_a_cell_runs_again_only_for_what_it_depends_on(write: Write, layout: Layout, name: str) -> None:
     records, _ = go(write(), layout, name)
     assert calls() == ["run 1e-06 0", "run 1e-06 1", "run 2 0", "run 2 1"]
     assert [(one.arm, one.status, one.steps) for one in records.values()] == [(arm, "complete", 10) for arm in records]
@@ -119,16 +117,16 @@ def test_each_cell_runs_once_and_again_only_for_what_it_depends_on(
     assert calls() == []
     go(write(seeds=[0, 1, 2], arms={**BASE["arms"], "more": {"lr": 3.0}}), layout, name)
     assert calls() == ["run 1e-06 2", "run 2 2", "run 3.0 0", "run 3.0 1", "run 3.0 2"]
-    (tmp_path / "names.yaml").write_text("program: plain\nmetrics: {objective/gold: reward}\n")
+    Path("names.yaml").write_text("program: plain\nmetrics: {objective/gold: reward}\n")
     records, _ = go(write(trainer={"logs": {"names": "names.yaml"}}), layout, name)
     assert calls() == [], "another map reads again, and runs nothing"
     assert records["fast"].ends["objective/gold"] == 12.0
-    (tmp_path / "train.py").write_text(TRAIN + "# changed\n")
+    Path("train.py").write_text(TRAIN + "# changed\n")
     go(write(), layout, name)
     assert len(calls()) == 4
 
 
-def test_words_of_a_command(write: Callable[..., Study]) -> None:
+def test_words_of_a_command(write: Write) -> None:
     values = {"lr": 1e-6, "on": True, "name": "a b; $HOME", "n": 3}
     for word, expected in {
         "--lr={lr}": "--lr=1e-06", "{on} {n}": "True 3", "{name}": "a b; $HOME", "{{n}} {n}": "{n} 3",
@@ -146,43 +144,32 @@ WORDS = BASE["trainer"]["command"]
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"trainer": {"command": [*WORDS, "{laerning_rate}"]}},
-            r"trainer\.command: no parameter is named 'laerning_rate'.*there are",
-        ),
+        ({"trainer": {"command": [*WORDS, "{lrr}"]}}, r"trainer\.command: no parameter is named 'lrr'; did you mean"),
         ({"parameters": {**BASE["parameters"], "beta": 1}}, r"\{beta\} stands in no word .* arms would not differ"),
         ({"trainer": {"command": ["{what}", "{lr}", "{out}"]}}, r"\{seed\} stands in no word .* runs would not differ"),
         ({"parameters": {**BASE["parameters"], "seed": 1}}, "'seed' is given to each run; choose another name"),
         ({"arms": {"slow": {"lrr": 1}}}, r"'lrr' is no parameter; did you mean 'lr'"),
-        ({"arms": {"slow": {"lr": [1]}}}, "a text, a number, true or false is expected"),
         ({"arms": {"slow": {"lr": 1e-6}, "same": {"lr": "1e-6"}}}, "arms 'slow' and 'same' are the same run"),
-        ({"vary": ["sft"]}, "another program trains"),
         ({"trainer": {"command": ["no_such_program", *WORDS]}}, "no program 'no_such_program'"),
         ({"trainer": {"code": ["*.jl"]}}, r"trainer\.code: no file '\*\.jl'"),
         ({"trainer": {"logs": {"names": "verl"}}}, "verl counts updates; name a .yaml file with"),
     ],
 )
-def test_mistakes_are_refused_before_anything_runs(
-    write: Callable[..., Study], layout: Layout, changes: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_refused(write: Write, layout: Layout, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         go(write(**changes), layout)
-    assert calls() == []
     assert not layout.study("mine", "trainer").path.exists()
 
 
-def test_how_a_command_can_end(write: Callable[..., Study], layout: Layout) -> None:
+def test_how_a_command_can_end(write: Write, layout: Layout) -> None:
     arms = {name: {"what": name} for name in ("run", "exit", "signal", "no_log", "nan", "half", "killed_once")}
     study = write(arms=arms, seeds=[0], baseline="run", trainer=ALONE)
     records, text = go(study, layout)
-    assert {arm: one.status for arm, one in records.items()} == {
-        "run": "complete", "exit": "failed", "signal": "failed", "no_log": "failed", "nan": "diverged",
-        "half": "complete", "killed_once": "complete",
+    assert {arm: (one.status, one.steps) for arm, one in records.items() if one.status != "failed"} == {
+        "run": ("complete", 10), "nan": ("diverged", 6), "half": ("complete", 10), "killed_once": ("complete", 10),
     }  # fmt: skip
     for arm, reason in {"exit": "exit code 3", "signal": "killed by SIGKILL", "no_log": "left no log in"}.items():
         assert reason in str(records[arm].reason), text
-    assert records["half"].steps == 10, "half a line is no record"
-    assert records["nan"].steps == 6
     found = [line for line in calls() if line.startswith(("killed_once", "run", "nan"))]
     assert found == ["killed_once 0.5 0", "killed_once 0.5 0 again 0.5", "nan 0.5 0", "run 0.5 0"]
     table = load_records(layout.study("mine", "trainer"), study).trials.set_index("arm")["objective/scores"]
@@ -190,41 +177,33 @@ def test_how_a_command_can_end(write: Callable[..., Study], layout: Layout) -> N
 
 
 @pytest.mark.parametrize(("what", "cap", "low"), [("hang", "wall_clock_h", 3.0 / 3600), ("memory", "memory_gib", 0.2)])
-def test_a_cap_ends_all_processes_and_a_higher_one_goes_on(
-    write: Callable[..., Study], layout: Layout, what: str, cap: str, low: float
-) -> None:
-    changes = {"arms": {"one": {"what": what}}, "baseline": "one", "seeds": [0]}
-    records, _ = go(write(**changes, trainer={**ALONE, cap: low}), layout)
+def test_a_cap_ends_all_processes(write: Write, layout: Layout, what: str, cap: str, low: float) -> None:
+    records, _ = go(write(what, trainer={**ALONE, cap: low}), layout)
     assert (records["one"].status, records["one"].steps) == ("budget", 10)
     assert str(records["one"].reason).startswith(f"trainer.{cap}: ")
     assert alive() == [], "one of them has left the session"
-    assert calls() == [f"{what} 0.5 0"]
-    records, _ = go(write(**changes, trainer=ALONE), layout)
-    assert (records["one"].status, calls()) == ("complete", [f"{what} 0.5 0 again 0.5"])
+    records, _ = go(write(what, trainer=ALONE), layout)
+    assert (records["one"].status, calls()) == ("complete", [f"{what} 0.5 0", f"{what} 0.5 0 again 0.5"])
 
 
-def test_a_refuted_claim_with_stop_ends_the_command(write: Callable[..., Study], layout: Layout) -> None:
+def test_a_refuted_claim_with_stop_ends_the_command(write: Write, layout: Layout) -> None:
     claim = {"name": "low", "claim": "it stays low", "metric": "objective/scores", "op": ">", "threshold": 3.2}
     claim |= {"before_step": 10, "stop": True}
-    study = write(arms={"one": {"what": "climb"}}, baseline="one", seeds=[0], falsifiers=[claim], trainer=ALONE)
-    records, _ = go(study, layout)
+    records, _ = go(write("climb", falsifiers=[claim], trainer=ALONE), layout)
     assert records["one"].status == "pruned"
     assert 4 <= records["one"].steps < 10
 
 
-def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(
-    write: Callable[..., Study], layout: Layout, tmp_path: Path
-) -> None:
-    study = write(arms={"one": {"what": "hang"}}, baseline="one", seeds=[0], trainer=ALONE)
+def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(write: Write, layout: Layout) -> None:
+    study = write("hang", trainer=ALONE)
     words = [sys.executable, str(STUDIES.parent / "ablate.py"), "study", "mine.yaml", "--out", str(layout.root)]
     running = subprocess.Popen([*words, "--executor", "inline"], stdout=subprocess.DEVNULL)
     wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), "the trainer", 120)
-    running.send_signal(signal.SIGKILL)
+    running.kill()
     running.wait()
     wait_until(lambda: len(alive()) == 1, "the end of the command, though not of its child", 10)
-    calls()
     records, _ = go(study, layout)
-    assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0 again 0.5"])
+    assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0", "hang 0.5 0 again 0.5"])
     assert alive() == [], "what was left is ended before the next start"
 
 
@@ -246,13 +225,12 @@ def test_the_examples(run: Callable[..., str], tmp_path: Path, layout: Layout, n
 @pytest.mark.slow
 def test_the_example_goes_on_from_its_checkpoint_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
     words = [sys.executable, STUDIES / "examples" / "reinforce.py", "--beta", "0.2", "--lr", "0.05", "--seed", "0"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        folder.mkdir()
+    (whole := tmp_path / "whole").mkdir()
+    (cut := tmp_path / "cut").mkdir()
     subprocess.run([*words, "--output_dir", whole], check=True)
     running = subprocess.Popen([*words, "--output_dir", cut])
     wait_until((cut / "checkpoint.pt").exists, "a checkpoint", 60)
-    os.kill(running.pid, signal.SIGKILL)
+    running.kill()
     running.wait()
     subprocess.run([*words, "--output_dir", cut, "--resume"], check=True)
     for name in ("metrics.jsonl", "eval.csv"):
