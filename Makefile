@@ -52,7 +52,7 @@ run: $(VENV)/.stamp  ## run one trial with PROFILE
 plan: $(VENV)/.stamp  ## show what would run, what is cached, and whether it fits the budget
 	@$(ABLATE) plan "$(STUDY)" $(CHOICE) $(CHANGES) $(OPTIONS)
 
-new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (DESIGN: arms, grid, factors, search)
+new-study: $(VENV)/.stamp  ## write NAME.yaml, a commented study to start from (DESIGN: arms, grid, factors, search, command)
 	@$(ABLATE) new-study "$(NAME)" $(if $(DESIGN),--design "$(DESIGN)")
 
 report: $(VENV)/.stamp  ## redraw tables and figures from records
