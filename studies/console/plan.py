@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import re
 import shlex
@@ -70,7 +71,8 @@ def print_plan(
         unknown = total - len(plan) - ended
         idle = not (own or shared or unknown)
         left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
-        time = _time(left, _records(layout, chosen, _machine(module, plan))) if left else ""
+        beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
+        time = _time(left, beside, _records(layout, chosen, _machine(module, plan)), layout) if left else ""
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
@@ -136,8 +138,9 @@ def _records(layout: Layout, profile: str, machine: Mapping[str, str]) -> list[T
     return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
 
 
-def _time(left: Sequence[Cell], measured: Sequence[TrialRecord]) -> str:
-    """Estimate the time of these trainings, of which a trial with rounds has several, from what earlier trials took."""
+def _time(left: Sequence[Cell], beside: Sequence[str], measured: Sequence[TrialRecord], layout: Layout) -> str:
+    """Estimate the time of these trainings, of which a trial with rounds has several, and of the other stages `beside`
+    them, from what earlier trials took."""
     from studies.console.cli import default_jobs
 
     configs = [cell.config for cell in left]
@@ -148,7 +151,19 @@ def _time(left: Sequence[Cell], measured: Sequence[TrialRecord]) -> str:
     steps = math.fsum(config.gradient_steps / config.rounds for config in configs)
     each = math.fsum(one.cost["wall_s"] for one in measured) / sum(one.steps for one in measured)
     trials = f"{len(measured)} earlier trial{'s' * (len(measured) > 1)}"
-    return f", about {duration(each * steps / jobs)} of training (measured on {trials}; {jobs} at once)"
+    took = _stage_seconds(measured, layout)
+    seconds = each * steps + math.fsum(took.get(stage, 0.0) for stage in beside)
+    return f", about {duration(seconds / jobs)} in all (measured on {trials}; {jobs} at once)"
+
+
+def _stage_seconds(measured: Sequence[TrialRecord], layout: Layout) -> dict[str, float]:
+    """Mean wall clock of each stage but the training, over the artifacts of some trials."""
+    took = dict[str, list[float]]()
+    for stage, path in {(stage, ref.path) for one in measured for stage, ref in one.stages.items()}:
+        with suppress(OSError, ValueError, KeyError):
+            log = layout.root / path / "log" / "cost.json"
+            took.setdefault(stage, []).append(float(json.loads(log.read_text("utf-8"))["wall_s"]))
+    return {stage: math.fsum(times) / len(times) for stage, times in took.items()}
 
 
 def stage_table(planned: Planned) -> Table:

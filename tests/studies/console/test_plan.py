@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from pathlib import Path
@@ -76,15 +77,21 @@ def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout
     assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
     more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert (
-        shown(more, layout)[0]
-        == "2 of 6 trials will run, about 1 s of training (measured on 4 earlier trials; 2 at once)"
+        shown(more, layout)[0] == "2 of 6 trials will run, about 1 s in all (measured on 4 earlier trials; 2 at once)"
     )
     longer = shown(more, layout, **{"train.steps": 64_000})[0]  # 0.1 s for 64 steps
-    assert longer == "6 of 6 trials will run, about 5 min of training (measured on 4 earlier trials; 2 at once)"
+    assert longer == "6 of 6 trials will run, about 5 min in all (measured on 4 earlier trials; 2 at once)"
     records = layout.study("small", "tiny").records()
     once, twice = (cells(study, None, {"train.steps": 64_000, "reward.learned.rounds": count})[0] for count in (1, 2))
-    both, one = (_time(left, records) for left in ([twice] * 2, [once]))
+    both, one = (_time(left, [], records, layout) for left in ([twice] * 2, [once]))
     assert both == one, "each of two rounds trains half of the steps"
+    for ended in records:  # a stage that trials share counts once, what each has for itself as often
+        for stage, seconds in {"sft": 600.0, "evaluate": 120.0}.items():
+            log = layout.root / ended.stages[stage].path / "log"
+            log.mkdir(exist_ok=True)
+            (log / "cost.json").write_text(json.dumps({"wall_s": seconds}))
+    slower = _time([once] * 2, ["sft"] * 3 + ["evaluate"] * 2, records, layout)
+    assert ", about 19 min in all" in slower, "100 s of training each, 3 x 10 min and 2 x 2 min, two at once"
     other = shown(more, layout, "smoke")[0]
     assert other.endswith("no trial of profile smoke has been measured here")
 
