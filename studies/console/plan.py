@@ -161,8 +161,8 @@ def _stage_seconds(measured: Sequence[TrialRecord], layout: Layout) -> dict[str,
     took = dict[str, list[float]]()
     for stage, path in {(stage, ref.path) for one in measured for stage, ref in one.stages.items()}:
         with suppress(OSError, ValueError, KeyError):
-            log = layout.root / path / "log" / "cost.json"
-            took.setdefault(stage, []).append(float(json.loads(log.read_text("utf-8"))["wall_s"]))
+            seconds = float(json.loads((layout.root / path / "log" / "cost.json").read_text("utf-8"))["wall_s"])
+            took.setdefault(stage, []).append(seconds)
     return {stage: math.fsum(times) / len(times) for stage, times in took.items()}
 
 
