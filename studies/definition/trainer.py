@@ -15,9 +15,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from pipeline.config.base import Positive, Section, StrictlyPositive
 from pipeline.config.names import nearest
@@ -34,15 +34,9 @@ TRAINER = "trainer"
 SEED, OUT, PYTHON = "seed", "out", "python"
 """Names that are no parameters."""
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")
-_POWER_OF_TEN = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
-def _number(value: Any) -> Any:
-    """A text such as 1e-6, which is no number in YAML 1.1, as the number that is meant."""
-    return float(value) if isinstance(value, str) and _POWER_OF_TEN.fullmatch(value) else value
-
-
-Value = Annotated[bool | int | float | str, BeforeValidator(_number)]
+Value = bool | int | float | str
 Window = Literal["last_tenth", "last"]
 
 
@@ -200,14 +194,9 @@ def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], st
                 yield (study.kind, arm, name), f"{name} = {value}: a text, a number, true or false is expected"
     seen = dict[str, str]()
     for arm, own in study.arm_overrides().items():
-        twin = seen.setdefault(repr(sorted({**study.parameters, **numbers(own)}.items())), arm)
+        twin = seen.setdefault(repr(sorted({**study.parameters, **own}.items())), arm)
         if twin != arm:
             yield (study.kind, arm), f"arms '{twin}' and '{arm}' are the same run; keep one"
-
-
-def numbers(own: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of an arm, as parameters are read."""
-    return {name: _number(value) for name, value in own.items()}
 
 
 def trials(study: Study) -> Iterator[tuple[str, int, CommandTrial]]:
@@ -217,6 +206,6 @@ def trials(study: Study) -> Iterator[tuple[str, int, CommandTrial]]:
     for seed in study.seeds:
         for arm, own in study.arm_overrides().items():
             yield arm, seed, CommandTrial(
-                trainer=study.trainer, folder=folder, parameters={**study.parameters, **numbers(own)}, seed=seed,
+                trainer=study.trainer, folder=folder, parameters={**study.parameters, **own}, seed=seed,
                 window=study.objective.window, stop=study.stop_rules(arm),
             )  # fmt: skip
