@@ -32,7 +32,7 @@ what, lr, seed, out, *more = sys.argv[1:]
 out = Path(out)
 with Path("calls").open("a") as calls:
     print(what, lr, seed, *more, file=calls)
-if what == "no_log":
+if what == "no_log" or (more and not (out / "checkpoint-1").exists()):
     sys.exit()
 log = (out / "metrics.jsonl").open("a")
 for step in range(1, 11):
@@ -138,7 +138,6 @@ def test_words_of_a_command(write: Write) -> None:
         ({"trainer": {"command": [*WORDS, "{lrr}"]}}, r"trainer\.command: no parameter is named 'lrr'; did you mean"),
         ({"parameters": {**BASE["parameters"], "beta": 1}}, r"\{beta\} stands in no word .* arms would not differ"),
         ({"trainer": {"command": ["{what}", "{lr}", "{out}"]}}, r"\{seed\} stands in no word .* runs would not differ"),
-        ({"parameters": {**BASE["parameters"], "seed": 1}}, "'seed' is given to each run; choose another name"),
         ({"arms": {"slow": {"lrr": 1}}}, r"'lrr' is no parameter; did you mean 'lr'"),
         ({"arms": {"slow": {"lr": 1e-6}, "same": {"lr": "1e-6"}}}, "arms 'slow' and 'same' are the same run"),
         ({"trainer": {"command": ["no_such_program", *WORDS]}}, "no program 'no_such_program'"),
@@ -168,10 +167,10 @@ def test_how_a_command_can_end(write: Write, layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(("what", "cap", "low"), [("hang", "wall_clock_h", 3.0 / 3600), ("memory", "memory_gib", 0.2)])
-def test_a_cap_ends_all_processes(write: Write, layout: Layout, what: str, cap: str, low: float) -> None:
+def test_a_cap_ends_the_whole_tree(write: Write, layout: Layout, what: str, cap: str, low: float) -> None:
     records, _ = go(write(what, trainer={**ALONE, cap: low}), layout)
-    assert (records["one"].status, records["one"].steps) == ("budget", 10)
-    assert str(records["one"].reason).startswith(f"trainer.{cap}: ")
+    one = records["one"]
+    assert (one.status, one.steps, str(one.reason).partition(":")[0]) == ("budget", 10, f"trainer.{cap}")
     assert alive() == [], "one of them has left the session"
     records, _ = go(write(what, trainer=ALONE), layout)
     assert (records["one"].status, calls()) == ("complete", [f"{what} 0.5 0", f"{what} 0.5 0 again 0.5"])
@@ -215,13 +214,13 @@ def test_the_examples(run: Callable[..., str], tmp_path: Path, layout: Layout, n
 @pytest.mark.slow
 def test_the_example_goes_on_from_its_checkpoint_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
     words = [sys.executable, STUDIES / "examples" / "reinforce.py", "--beta", "0.2", "--lr", "0.05", "--seed", "0"]
-    (whole := tmp_path / "whole").mkdir()
-    (cut := tmp_path / "cut").mkdir()
-    subprocess.run([*words, "--output_dir", whole], check=True)
-    running = subprocess.Popen([*words, "--output_dir", cut])
-    wait_until((cut / "checkpoint.pt").exists, "a checkpoint", 60)
+    for name in ("whole", "cut"):
+        (tmp_path / name).mkdir()
+    subprocess.run([*words, "--output_dir", "whole"], check=True)
+    running = subprocess.Popen([*words, "--output_dir", "cut"])
+    wait_until(Path("cut/checkpoint.pt").exists, "a checkpoint", 60)
     running.kill()
     running.wait()
-    subprocess.run([*words, "--output_dir", cut, "--resume"], check=True)
+    subprocess.run([*words, "--output_dir", "cut", "--resume"], check=True)
     for name in ("metrics.jsonl", "eval.csv"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+        assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes()
