@@ -100,7 +100,7 @@ class Symptom:
     """Gradient step of the first record outside."""
     cause: str
     knob: str
-    """Change to make, as an instruction."""
+    """Change to make, as an instruction; empty for a trial of another program, whose settings have other names."""
     late: bool = False
     """True where the last `n` records alone were counted: over the whole trial the series stayed in its band."""
 
@@ -127,7 +127,7 @@ class Symptom:
         'policy/approxkl above 0.02 in 61 % of 100 records, first at step 3. Likely cause: too far. Try: lower lr.'
         """
         often = f"in {in_percent(self.share)} % of {self.span}, first at step {self.first:,}"
-        return f"{self.condition} {often}. Likely cause: {self.cause}. Try: {self.knob}."
+        return f"{self.condition} {often}. Likely cause: {self.cause}." + (f" Try: {self.knob}." if self.knob else "")
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,8 @@ def examine(series: Mapping[str, Series], settings: Mapping[str, object], diverg
         if bases := [(band, base) for band in bands if (base := _base(band, values)) > band.least_base]:
             judged.append(key)
             found += _of_series(key, bases, steps, values)
+    if any(key.startswith(("imported.", "trainer.")) for key in settings):
+        found = [replace(one, knob="") for one in found]
     symptoms = tuple(sorted(found, key=lambda one: (-one.share, one.key, one.side)))
     return Health(symptoms, tuple(sorted(judged)), diverged)
 
