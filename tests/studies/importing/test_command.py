@@ -100,7 +100,7 @@ def alive() -> list[int]:
     return [pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("name", ["inline", "processes"])
+@pytest.mark.parametrize("name", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_cell_runs_again_only_for_what_it_depends_on(write: Write, layout: Layout, name: str) -> None:
     records, _ = go(write(), layout, name)
     assert calls() == ["run 1e-06 0", "run 1e-06 1", "run 2 0", "run 2 1"]
@@ -166,7 +166,10 @@ def test_how_a_command_can_end(write: Write, layout: Layout) -> None:
     assert (table["nan"], table["run"], table["exit"]) == (-7.0, 10.5, pytest.approx(float("nan"), nan_ok=True))
 
 
-@pytest.mark.parametrize(("what", "cap", "low"), [("hang", "wall_clock_h", 3.0 / 3600), ("memory", "memory_gib", 0.2)])
+@pytest.mark.parametrize(
+    ("what", "cap", "low"),
+    [("hang", "wall_clock_h", 3.0 / 3600), pytest.param("memory", "memory_gib", 0.2, marks=pytest.mark.slow)],
+)
 def test_a_cap_ends_the_whole_tree(write: Write, layout: Layout, what: str, cap: str, low: float) -> None:
     records, _ = go(write(what, trainer={**ALONE, cap: low}), layout)
     one = records["one"]
