@@ -38,8 +38,8 @@ log = (out / "metrics.jsonl").open("a")
 for step in range(1, 11):
     score = float("nan") if what == "nan" and step > 6 else step + float(lr)
     print(json.dumps({"step": step, "reward": score}), file=log, flush=True)
-    if what == "climb":
-        time.sleep(0.2)
+    if what == "climb" and step == 6:
+        time.sleep(600)
 if what == "half":
     log.write('{"step": 11, "rew')
 if what in ("exit", "nan"):
@@ -168,7 +168,7 @@ def test_how_a_command_can_end(write: Write, layout: Layout) -> None:
 
 @pytest.mark.parametrize(
     ("what", "cap", "low"),
-    [("hang", "wall_clock_h", 3.0 / 3600), pytest.param("memory", "memory_gib", 0.2, marks=pytest.mark.slow)],
+    [("hang", "wall_clock_h", 6.0 / 3600), pytest.param("memory", "memory_gib", 0.2, marks=pytest.mark.slow)],
 )
 def test_a_cap_ends_the_whole_tree(write: Write, layout: Layout, what: str, cap: str, low: float) -> None:
     records, _ = go(write(what, trainer={**ALONE, cap: low}), layout)
@@ -183,7 +183,7 @@ def test_a_refuted_claim_with_stop_ends_the_command(write: Write, layout: Layout
     claim = {"name": "low", "claim": "it stays low", "metric": "objective/scores", "op": ">", "threshold": 3.2}
     claim |= {"before_step": 10, "stop": True}
     records, _ = go(write("climb", falsifiers=[claim], trainer=ALONE), layout)
-    assert (records["one"].status, 4 <= records["one"].steps < 10) == ("pruned", True)
+    assert (records["one"].status, records["one"].steps) == ("pruned", 6)
 
 
 def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(write: Write, layout: Layout) -> None:
@@ -193,7 +193,7 @@ def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(write: Writ
     wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), "the trainer", 120)
     running.kill()
     running.wait()
-    wait_until(lambda: len(alive()) == 1, "the end of the command, though not of its child", 10)
+    wait_until(lambda: len(alive()) == 1, "the end of the command, though not of its child", 60)
     records, _ = go(study, layout)
     assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0", "hang 0.5 0 again 0.5"])
     assert alive() == [], "what was left is ended before the next start"
