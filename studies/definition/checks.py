@@ -61,8 +61,8 @@ def fault_lines(source: str, faults: Iterable[ConfigFault]) -> str:
 def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     """Refuse ``--set`` keys that are unknown, that seeds own, or that could have no effect on this study."""
     if overrides and study.foreign:
-        why = "its trials were imported" if study.trainer is None else "its trainer has parameters of its own"
-        raise UserError(f"--set: nothing of {study.name} can be changed so: {why}; change {study.source or 'its file'}")
+        how = "its trials were imported" if study.trainer is None else f"change `parameters` in {study.source}"
+        raise UserError(f"--set: it cannot be used with {study.name}: {how}")
     faults = [f"--set: {fault}" for key in overrides if (fault := _override_fault(study, key))]
     if overrides and not faults:
         faults = [f"--set: {fault.text}" for fault in _space(study, overrides)]

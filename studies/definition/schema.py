@@ -84,7 +84,7 @@ class Study(Section):
     parameters: dict[str, Value] = Field(
         {},
         max_length=MOST_CLAIMS,
-        description="name: value; what the trainer's command is given where an arm sets no other",
+        description="name: value; the trainer's parameters, of which an arm can change some",
     )
     arms: dict[str, Knobs] | None = Field(None, max_length=MOST_ARMS, description="name: {dotted key: value}")
     grid: Levels | None = Field(None, description="dotted key: [values]; every combination is an arm")

@@ -59,14 +59,18 @@ class Resume(Section):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
-    if_: str = Field(alias="if", min_length=1, description="pattern below {out} of what it can be taken up from")
-    add: tuple[str, ...] = Field(min_length=1, description="words that the command then gets at its end")
+    if_: str = Field(
+        alias="if",
+        min_length=1,
+        description="pattern of a checkpoint below {out}; where one is found, the run goes on from it",
+    )
+    add: tuple[str, ...] = Field(min_length=1, description="words that are then added to the end of the command")
 
 
 class Trainer(Section):
     """A training program that is started once for each arm and seed."""
 
-    folder: str = Field(".", description="where the command runs, from the study's file")
+    folder: str = Field(".", description="folder in which the command runs, relative to the study's file")
     command: tuple[str, ...] = Field(min_length=1, description="the program and its words, with {name} in them")
     code: tuple[str, ...] | None = Field(
         None,
@@ -77,11 +81,15 @@ class Trainer(Section):
         None, description="table below {out} with a row a prompt: prompt_id and outcomes, which pairs arms by prompt"
     )
     resume: Resume | None = None
-    gpus: int = Field(0, ge=0, le=64, description="GPUs of a run; 0: it sees none")
-    threads: Positive = Field(1, description="CPU threads of a run, as OMP_NUM_THREADS")
+    gpus: int = Field(0, ge=0, le=64, description="number of GPUs that a run can use; 0: none")
+    threads: Positive = Field(1, description="CPU threads of a run, given to it as OMP_NUM_THREADS")
     steps: Positive | None = Field(None, description="gradient steps of a run, for the time left")
-    wall_clock_h: StrictlyPositive = Field(12.0, description="most hours of a run, which ends there as `budget`")
-    memory_gib: StrictlyPositive = Field(14.6, description="most memory of a run's processes (RSS)")
+    wall_clock_h: StrictlyPositive = Field(
+        12.0, description="longest time of a run, in hours; then it is ended, with the status `budget`"
+    )
+    memory_gib: StrictlyPositive = Field(
+        14.6, description="largest memory of all processes of a run together (RSS), in GiB"
+    )
 
 
 class CommandTrial(Section):

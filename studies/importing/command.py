@@ -175,9 +175,8 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         if not follow.diverged():
             raise Fault(f"the command {killed}: {subprocess.list2cmdline(words)}")
+    _files(config, folder, evaluation=not (run.status or code))
     run.status = run.status or "complete"
-    if find_file(folder / OUT, config.trainer.logs.files) is None:
-        raise Fault(f"the command ended, and left no log in {folder / OUT}: {', '.join(config.trainer.logs.files)}")
     return asdict(run)
 
 
@@ -248,7 +247,7 @@ class _Follower:
         if time.monotonic() < self._next:
             return None
         began = time.monotonic()
-        with suppress(UserError, OSError):  # no record yet, or half of one
+        with suppress(UserError, Fault, OSError):  # no record yet, or half of one
             self._take(_read(self._config, self._folder, evaluation=False))
         self._next = time.monotonic() + 10 * (time.monotonic() - began)  # at most a tenth of a core
         return self._watcher.broken()
@@ -272,19 +271,27 @@ class _Follower:
 
     def diverged(self) -> bool:
         """Return whether the log ends in values that are not finite."""
-        with suppress(UserError, OSError):
+        with suppress(UserError, Fault, OSError):
             return bool(_read(self._config, self._folder, evaluation=False).diverged)
         return False
 
 
-def _read(config: CommandTrial, folder: Path, *, evaluation: bool) -> ImportedTrial:
-    """The trial in the logs of a run. Raises `UserError`."""
-    out, named = folder / OUT, [config.trainer.logs.files]
+def _files(config: CommandTrial, folder: Path, *, evaluation: bool) -> list[Path]:
+    """The log of a run, and its table of an evaluation. Raises `Fault` where the run left none."""
+    named = [config.trainer.logs.files]
     named += [(config.trainer.evaluation,)] if evaluation and config.trainer.evaluation else []
-    files = [find_file(out, patterns) for patterns in named]
-    if None in files:
-        raise UserError(f"the command left no {' or '.join(named[files.index(None)])} in {out}")
-    rows = {file.relative_to(out).as_posix(): read_table(file) for file in files if file is not None}
+    found = list[Path]()
+    for patterns in named:
+        if (file := find_file(folder / OUT, patterns)) is None:
+            raise Fault(f"the command left no file {' or '.join(patterns)} in {folder / OUT}")
+        found.append(file)
+    return found
+
+
+def _read(config: CommandTrial, folder: Path, *, evaluation: bool) -> ImportedTrial:
+    """The trial in the logs of a run. Raises `UserError`, and `Fault` for a missing file."""
+    files = _files(config, folder, evaluation=evaluation)
+    rows = {file.relative_to(folder / OUT).as_posix(): read_table(file) for file in files}
     return read_trial(("", config.seed), pd.concat(rows), _map(config)[0])
 
 
@@ -294,7 +301,7 @@ def _train(
     """Read the logs, and keep a copy of them."""
     folder = layout.root / "commands" / command.key
     try:
-        trial = _read(config, folder, evaluation=True)
+        trial = _read(config, folder, evaluation=find_file(folder / OUT, (str(config.trainer.evaluation),)) is not None)
     except UserError as error:
         raise Fault(str(error)) from None
     for name in trial.origin["file"].split(", "):
@@ -311,5 +318,8 @@ def _train(
 
 def _evaluate(_: Any, out: Path, reporter: Reporter, *, train: Artifact) -> dict[str, Any]:
     """The outcomes by prompt, which the logs were read with."""
-    shutil.copyfile(train.path / "prompts.parquet", out / "prompts.parquet")
+    if (train.path / "prompts.parquet").exists():
+        shutil.copyfile(train.path / "prompts.parquet", out / "prompts.parquet")
+    else:  # the run was ended before its evaluation
+        pd.DataFrame({"prompt_id": pd.Series(dtype="int64")}).to_parquet(out / "prompts.parquet", index=False)
     return {"summary": train.meta["summary"]}

@@ -89,7 +89,9 @@ def _read_events(folder: Path) -> pd.DataFrame:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
-        raise UserError(f"{folder}: to read event files takes tensorboard, which is not installed here") from None
+        raise UserError(
+            f"{folder}: TensorBoard's event files can be read only where the package tensorboard is installed"
+        ) from None
     events, rows = EventAccumulator(str(folder), {"scalars": 0}), dict[int, dict[str, Any]]()
     events.Reload()
     for name in events.Tags()["scalars"]:

@@ -158,7 +158,7 @@ def test_how_a_command_can_end(write: Write, layout: Layout) -> None:
     assert {arm: (one.status, one.steps) for arm, one in records.items() if one.status != "failed"} == {
         "run": ("complete", 10), "nan": ("diverged", 6), "half": ("complete", 10), "killed_once": ("complete", 10),
     }  # fmt: skip
-    for arm, reason in {"exit": "exit code 3", "signal": "killed by SIGKILL", "no_log": "left no log in"}.items():
+    for arm, reason in {"exit": "exit code 3", "signal": "killed by SIGKILL", "no_log": "left no file"}.items():
         assert reason in str(records[arm].reason), text
     found = [line for line in calls() if line.startswith(("killed_once", "run", "nan"))]
     assert found == ["killed_once 0.5 0", "killed_once 0.5 0 again 0.5", "nan 0.5 0", "run 0.5 0"]
@@ -182,7 +182,9 @@ def test_a_cap_ends_the_whole_tree(write: Write, layout: Layout, what: str, cap:
 def test_a_refuted_claim_with_stop_ends_the_command(write: Write, layout: Layout) -> None:
     claim = {"name": "low", "claim": "it stays low", "metric": "objective/scores", "op": ">", "threshold": 3.2}
     claim |= {"before_step": 10, "stop": True}
-    records, _ = go(write("climb", falsifiers=[claim], trainer=ALONE), layout)
+    study = write("climb", falsifiers=[claim])
+    records, _ = go(study, layout)  # ended before its evaluation
+    assert load_records(layout.study("mine", "trainer"), study).prompts.empty
     assert (records["one"].status, records["one"].steps) == ("pruned", 6)
 
 
