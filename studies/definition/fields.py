@@ -46,7 +46,8 @@ def _listed(seeds: Any) -> Any:
 
 def _of_trainer(info: ValidationInfo | None) -> bool:
     """Return whether the keys are parameters of the study's own trainer, which `studies.definition.trainer` checks."""
-    return bool(info and info.data and info.data.get("trainer"))
+    data = (info and info.data) or {}
+    return "name" in data and bool(data.get("trainer", "was refused"))
 
 
 def in_full(knobs: Any, info: ValidationInfo | None = None) -> Any:

@@ -34,8 +34,6 @@ TRAINER = "trainer"
 SEED, OUT, PYTHON = "seed", "out", "python"
 """Names that are no parameters."""
 _PLACE = re.compile(r"\{\{|\}\}|\{(\w+)\}")
-
-
 Value = bool | int | float | str
 Window = Literal["last_tenth", "last"]
 
@@ -139,8 +137,7 @@ class CommandTrial(Section):
 
     def code(self) -> dict[str, str]:
         """Digest of each file that the run depends on. Raises `UserError` for a pattern without files."""
-        # `Path.is_file` raises for a word that is too long for a name.
-        isfile = os.path.isfile
+        isfile = os.path.isfile  # `Path.is_file` raises for a word that is too long for a name
         named = [] if self.trainer.code else [word for word in self.words if isfile(self.home / word)]
         found = {word: file_digest(self.home / word) for word in named}
         for pattern in self.trainer.code or ():
@@ -171,10 +168,8 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 
 def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
     """Places and words of what is wrong with a trainer beside its study's parameters and arms."""
-    known, words = (
-        {**study.parameters, SEED: 0, OUT: "", PYTHON: ""},
-        [*trainer.command, *(trainer.resume.add if trainer.resume else ())],
-    )
+    known = {**study.parameters, SEED: 0, OUT: "", PYTHON: ""}
+    words = [*trainer.command, *(trainer.resume.add if trainer.resume else ())]
     used = [fit[1] for word in words for fit in _PLACE.finditer(word) if fit[1]]
     for name in dict.fromkeys(used):
         if name not in known:
