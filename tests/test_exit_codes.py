@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -55,16 +54,17 @@ def test_an_exception_ends_as_one_line(tmp_path: Path, error: Exception, code: i
     assert done.stdout == ""
 
 
-def test_the_traceback_of_the_unexpected_lies_in_a_log_under_the_output_root(
+def test_the_traceback_of_the_unexpected_lies_in_a_private_log_under_the_output_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = ended(RuntimeError("boom"), tmp_path)
-    found = re.search(r"details: (\S+)", done.stderr)
-    assert found is not None
-    log = Path(found[1])
-    assert log.parent == tmp_path / "log"
-    assert "raise error" in log.read_text()
-    assert "Traceback" not in done.stderr
+    texts = [ended(RuntimeError("boom"), tmp_path).stderr for _ in range(2)]
+    logs = [Path(text.partition("details: ")[2].strip()) for text in texts]
+    for log in logs:
+        assert log.parent == tmp_path / "log"
+        assert "raise error" in log.read_text()
+        assert log.stat().st_mode & 0o777 == 0o600
+    assert sum(a != b for a, b in zip(logs[0].stem, logs[1].stem, strict=True)) > 2, "more than the time differs"
+    assert "Traceback" not in texts[0]
     monkeypatch.setenv("ABLATE_TRACEBACK", "1")
     assert "Traceback" in ended(RuntimeError("boom"), tmp_path).stderr
 

@@ -1,4 +1,5 @@
-"""Hostile content wherever the program reads from outside: none of it runs, and what is no data is refused."""
+"""Hostile content wherever the program reads from outside: none of it runs, and what is no data is refused. Texts that
+a policy writes are shown in tests/reports/pages and tests/studies/serving and sent in tests/studies/tracking."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import hashlib
 import io
 import json
 import pickle
-import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator
@@ -14,9 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
-from xml.etree import ElementTree
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -37,15 +35,12 @@ from pipeline.rewards.kinds import ClassifierSettings
 from pipeline.rewards.ngrams import NGrams
 from pipeline.run.layout import Layout, read_sealed
 from pipeline.training import checkpoint
-from reports.pages.page import inline_svg
 from studies.execution.score import read_sheet
 from studies.importing.logs import read_table
 from studies.serving.weights import ServedTrial
 from studies.tracking import store
-from studies.tracking.runs import upload
 
 CPU = torch.device("cpu")
-NASTY = "<script>alert(1)</script><img src=x onerror=alert(1)>&]]>\"'"
 Reader = Callable[[Path], Any]
 
 
@@ -195,36 +190,3 @@ def test_folders_of_networks(kind: str, sound: Path, tmp_path: Path, mark: Path)
         assert {"base", "its tokenizer"} <= loaded, "a class that is known here is taken instead of theirs"
     if kind.startswith("pickle"):
         assert not loaded & {"base", "an artifact or an export", "a reward"}
-
-
-# --- a policy's output; a page is drawn with it in tests/reports/pages, a browser reads it in tests/studies/serving ---
-
-
-def test_texts_of_figures_are_escaped(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    axes = (figure := Figure()).subplots()
-    axes.plot([1, 2], label=NASTY, gid=NASTY)
-    axes.set_title(NASTY)
-    axes.legend()
-    figure.savefig(tmp_path / "figure.svg", metadata={"Date": None})
-    drawn = inline_svg(tmp_path / "figure.svg", "name")
-    assert not re.search("<script|<img", drawn)
-    ElementTree.fromstring(drawn)
-
-
-def test_mlflow_is_sent_samples_as_a_table_which_it_hands_out_as_a_download(tmp_path: Path) -> None:
-    from flask import Flask
-    from mlflow.server import handlers
-    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
-
-    pd.DataFrame({"prompt": ["The"], "completion": [NASTY]}).to_parquet(tmp_path / "samples.parquet")
-    upload(client := Mock(), "run", "train", tmp_path / "samples.parquet")
-    (_, text, name) = client.log_text.call_args.args
-    assert (name, "<script>" in text) == ("train/samples.csv", True), "it is escaped where it is shown"
-    with Flask("test").test_request_context():
-        (tmp_path / "samples.csv").write_text(text)
-        answer = handlers._send_artifact(LocalArtifactRepository(str(tmp_path)), "samples.csv")
-        answer.close()
-    assert answer.headers["Content-Disposition"].startswith("attachment")
-    assert answer.headers["X-Content-Type-Options"] == "nosniff"

@@ -1,5 +1,5 @@
 """No file of the program calls what can execute the content that it reads, shows a text as markup, or names a place
-or an address that others reach; and what setup installs is what was tested.
+or an address that others reach.
 
 Ruff finds what banned.toml lists, and the rest is parsed here; exceptions are listed in exceptions.yaml.
 """
@@ -10,14 +10,10 @@ import ast
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-from packaging.version import Version
 
 from pipeline.config.yaml_files import PlainLoader
 
@@ -84,36 +80,3 @@ def test_no_template_and_no_page_makes_markup_of_a_text() -> None:
     pages = [path for path in SOURCES if path.parent.name == "templates" or path.suffix == ".html"]
     assert {path.relative_to(ROOT).parts[0] for path in pages} == {"reports", "studies"}
     assert not [path for path in pages if re.search("|".join(LISTS["markup"]), path.read_text("utf-8"))]
-
-
-# --- every version of constraints.txt, by the sums in locks/, and none older than what mended an advisory ---
-
-
-def versions(path: str) -> dict[str, str]:
-    """Versions that a list installs on Linux; in a lock, each entry must have a SHA-256 sum."""
-    sums, found = r"(\n +--hash=sha256:[0-9a-f]{64})", {}
-    for entry in re.split(r"\n(?=\S)", (ROOT / path).read_text("utf-8").replace(" \\\n", "\n").rstrip()):
-        assert re.fullmatch(f"#.*|.+{sums}{'{0}' if path == 'constraints.txt' else '+'}", entry), entry
-        one = None if entry.startswith("#") else Requirement(entry.partition("\n")[0])
-        if one and (one.marker is None or one.marker.evaluate(LISTS["linux"])):
-            found[canonicalize_name(one.name)] = str(one.specifier).removeprefix("==")
-    return found
-
-
-def test_the_locks_hold_what_is_needed_and_what_the_constraints_name_and_every_version_is_mended() -> None:
-    constraints, run, dev = (versions(path) for path in ("constraints.txt", "locks/run.txt", "locks/dev.txt"))
-    assert not run.keys() & dev.keys()
-    assert {name: one for name, one in constraints.items() if name not in LISTS["not locked"]} == run | dev, "make lock"
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    extras, torch = project["project"]["optional-dependencies"], {"torch": constraints["torch"]}
-    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    for lines, known in ((needed, run | torch), (extras["dev"] + extras["bench"] + extras["ocr"], run | dev | torch)):
-        for one in map(Requirement, lines):
-            assert one.specifier.contains(known[canonicalize_name(one.name)]), one
-    advisories = re.findall(
-        r"(?m)^\| (CVE\S+) \| (\S+) \| (\S+) \| (\S+) \|$", (ROOT / "SECURITY.md").read_text("utf-8")
-    )
-    assert {package for _, package, _, _ in advisories} >= {"transformers", "torch", "mlflow", "ray"}
-    for advisory, package, mended, here in advisories:
-        assert constraints[canonicalize_name(package)] == here, f"{advisory}: SECURITY.md names {here}"
-        assert Version(here) >= Version(mended), advisory

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 from pipeline.errors import Damaged
 from pipeline.run import store as artifacts
-from pipeline.run.layout import StudyFolder, sealed
+from pipeline.run.layout import StudyFolder, replacing, sealed, writable
 from pipeline.run.metrics import MetricsLog, merged, to_parquet
 from pipeline.run.store import MANIFEST, Store, inside
 
@@ -226,6 +227,17 @@ def test_only_the_output_root_itself_may_link_to_another_disk(tmp_path: Path) ->
     for name in ("", "/etc", "../out/store", "store/../../etc", "store/../studies", "store/train/elsewhere"):
         with pytest.raises(Damaged, match="leaves the output folder"):
             inside(root, name)
+
+
+def test_files_are_private_and_old_folders_keep_their_mode(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(os.umask, os.umask(0)))  # a user whose files are readable by all
+    (tmp_path / "shared").mkdir(mode=0o775)
+    for folder, wanted in ((tmp_path / "above" / "out", 0o700), (tmp_path / "shared", 0o775)):
+        writable(folder)
+        assert folder.stat().st_mode & 0o777 == wanted
+    with replacing(tmp_path / "record.json") as beside:
+        assert beside.stat().st_mode & 0o777 == 0o600
+        beside.write_text("{}")
 
 
 RECORD: dict[str, Any] = {

@@ -8,8 +8,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 from synthetic import WHOLE, Built, build
 from typer.testing import CliRunner, Result
 
@@ -20,6 +22,7 @@ from reports.figures import registry
 from reports.findings.findings import Findings, analyse
 from reports.pages import report as render
 from reports.pages.compare import Compared, compare, compare_studies, comparison_table
+from reports.pages.page import inline_svg
 from reports.pages.published import publish
 from reports.pages.report import render_report
 from reports.records.load import find_study, load_records
@@ -112,6 +115,17 @@ def test_completions_cannot_inject(rendered: Rendered) -> None:
     for text in ("1 diverged", "perplexity 8.31", "accuracy 0.790", "3 of 11 trials: beta_0 (3 of 3)"):
         assert text in page, text
         assert text in markdown, text
+
+
+def test_texts_of_figures_cannot_inject(tmp_path: Path) -> None:
+    axes, text = (figure := Figure()).subplots(), NASTY.replace("\x00", "]]>'")
+    axes.plot([1, 2], label=text, gid=text)
+    axes.set_title(text)
+    axes.legend()
+    figure.savefig(tmp_path / "figure.svg", metadata={"Date": None})
+    drawn = inline_svg(tmp_path / "figure.svg", "name")
+    assert not re.search("<script|<img", drawn)
+    ElementTree.fromstring(drawn)
 
 
 @pytest.mark.usefixtures("quick")

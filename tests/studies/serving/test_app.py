@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -121,6 +124,22 @@ def test_pages_elsewhere_cannot_use_the_server(client: TestClient, tiny: Tiny) -
     assert "access-control-allow-origin" not in client.get("/health").headers
     here = TestClient(create_app(tiny.server))
     assert all(here.get("/health", headers={"Host": f"{host}:8000"}).is_success for host in HERE)
+
+
+def test_the_page_makes_no_markup_of_texts_and_runs_its_own_script_alone(client: TestClient) -> None:
+    """A real browser tries it in test_serving.py."""
+    answer = client.get("/")
+    page = answer.text
+    assert not re.search(r"\son[a-z]+\s*=\s*[\"']", page), "no handlers in attributes, which the policy would refuse"
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert policy.startswith("default-src 'none'; connect-src 'self'; ")
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy, "after a change, this belongs into the page's policy"
+    assert re.findall(r'(?:href|src)="([^"]*)"|https?://', page) == ["data:,"], "it takes nothing from elsewhere"
+    assert (answer.headers["x-content-type-options"], answer.headers["x-frame-options"]) == ("nosniff", "DENY")
 
 
 def test_health_shows_the_state_of_the_server(client: TestClient) -> None:

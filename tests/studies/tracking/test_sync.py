@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 from fake_trial import SHORT
 from filelock import FileLock
@@ -20,7 +22,7 @@ from pipeline.run.metrics import MetricsLog
 from studies.claims.registration import read_chain
 from studies.definition.schema import load_study
 from studies.tracking import store, sync
-from studies.tracking.runs import Runs
+from studies.tracking.runs import Runs, upload
 from studies.tracking.store import TAG, saved_view
 from studies.tracking.sync import Background, Running, Synced
 
@@ -117,6 +119,22 @@ def test_a_study_in_mlflow(make: Callable[..., Tracked]) -> None:
     assert [one.path for one in at.list_artifacts(runs["study small"], "report")] == ["report/index.html"]
     assert {one.path for one in at.list_artifacts(runs["weak seed 0"])} == {"evaluate", "weak__seed0.json"}
     assert at.get_experiment("1").tags[TAG] == saved_view()
+
+
+def test_samples_are_sent_as_a_table_that_mlflow_hands_out_as_a_download(tmp_path: Path) -> None:
+    from flask import Flask
+    from mlflow.server import handlers
+    from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+    pd.DataFrame({"completion": ["<script>alert(1)</script>"]}).to_parquet(tmp_path / "samples.parquet")
+    upload(sent := Mock(), "run", "train", tmp_path / "samples.parquet")
+    sent.log_text.assert_called_with("run", text := '"completion"\n"<script>alert(1)</script>"\n', "train/samples.csv")
+    (tmp_path / "samples.csv").write_text(text)
+    with Flask("test").test_request_context():
+        answer = handlers._send_artifact(LocalArtifactRepository(str(tmp_path)), "samples.csv")
+        answer.close()
+    assert answer.headers["Content-Disposition"].startswith("attachment")
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
 
 
 def test_what_mlflow_has_is_not_sent_again(make: Callable[..., Tracked], monkeypatch: pytest.MonkeyPatch) -> None:
