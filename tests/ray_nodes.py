@@ -37,22 +37,16 @@ class RayNodes:
     def __init__(self, nodes: int = 2) -> None:
         self._count, self._clusters, self.nodes = nodes, list[Any](), list[Any]()
         self._folders = list[Path]()
-        self.has_head = False
-
-    @property
-    def address(self) -> str:
-        """Address of the head."""
-        return str(self._clusters[-1].address)
 
     def start(self) -> None:
-        """Start a head and nodes."""
+        """Start a head and nodes, and put the head's address into RAY_ADDRESS."""
         from ray.cluster_utils import Cluster
 
         self._folders.append(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")))
         os.environ |= {"RAY_TMPDIR": str(self._folders[-1]), "RAY_USAGE_STATS_ENABLED": "0"}
         head = _of_one_cpu(include_dashboard=False)
         self._clusters.append(_patiently(lambda: Cluster(initialize_head=True, head_node_args=head)))
-        self.nodes, self.has_head = [], True
+        os.environ["RAY_ADDRESS"], self.nodes = str(self._clusters[-1].address), []
         for _ in range(self._count):
             self.add()
 
@@ -69,7 +63,6 @@ class RayNodes:
     def lose_head(self) -> None:
         """SIGKILL for all processes of the head; the other nodes notice it after a minute."""
         self._clusters[-1].head_node.kill_all_processes(check_alive=False, allow_graceful=False)
-        self.has_head = False
 
     def stop(self) -> None:
         """End all clusters, with the workers of one whose head was lost."""
@@ -87,7 +80,7 @@ class RayNodes:
 @contextmanager
 def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
     """Have a cluster while the context lasts."""
-    before = {name: os.environ.pop(name, None) for name in ("RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
+    before = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
     cluster = RayNodes(nodes)
     try:
         cluster.start()

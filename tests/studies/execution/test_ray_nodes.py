@@ -40,7 +40,6 @@ def cluster() -> Iterator[RayNodes]:
         patch.setenv("PYTHONPATH", PYTHONPATH)
         try:
             with ray_nodes.ray_nodes() as started:
-                patch.setenv("RAY_ADDRESS", started.address)
                 yield started
                 ray.shutdown()
         except ray_nodes.TooBusy as error:
@@ -88,16 +87,23 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(
     cluster.lose(node)
 
 
-def test_the_same_command_goes_on_after_it_was_killed(
-    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize("killed", ["command", "head"])
+def test_the_same_command_goes_on_after_it_or_the_head_was_killed(
+    cluster: RayNodes, write_study: Write, layout: Layout, whole: dict[str, bytes], tmp_path: Path, killed: str
 ) -> None:
     fake_trial.control(layout, gated=CELLS)
     study = write_study(SHORT)
     driver = command("study", study.source, layout, tmp_path, 2, "ray")
     wait_for(lambda: half_way(layout), 300)
-    os.kill(driver.pid, signal.SIGKILL)
-    driver.communicate()
-    wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 120)  # tasks end with their command
+    if killed == "command":
+        os.kill(driver.pid, signal.SIGKILL)
+        driver.communicate()
+        wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 120)  # tasks end with their command
+    else:
+        ray.shutdown()  # or this process would end with the head
+        cluster.lose_head()
+        driver.communicate(timeout=300)  # tasks on other nodes may go on
+        cluster.start()
     (layout.root / "gate").touch()
     assert results(go(study, layout, "ray")[0], layout) == whole
 
