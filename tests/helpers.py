@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from pipeline.config.loading import load_config
 from pipeline.config.trial import TrialConfig
@@ -92,12 +96,46 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(ready: Callable[[], object], what: str, seconds: float) -> None:
+def healthy(port: int) -> bool:
+    """Return whether a server on this machine answers."""
+    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return bool(answer.status == 200)
+    return False
+
+
+def wait_until(ready: Callable[[], object], seconds: float = 60.0, what: str = "") -> None:
     """Ask again and again; fails after so long."""
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.05)
+
+
+def flip_bit(path: Path, at: int | None = None) -> None:
+    """Flip a bit of a file, where it stands: of this byte, or of the middle one."""
+    at = path.stat().st_size // 2 if at is None else at
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0] ^ 1 << at % 8
+        file.seek(at)
+        file.write(bytes([byte]))
+
+
+def copy_upstream(store: Path, to: Path, *more: str) -> None:
+    """Copy the stages up to the reward, and `more`, from a store to another: they are not built again there."""
+    for stage in ("prompts", "sft", "reward", *more):
+        shutil.copytree(store / stage, to / stage)
+
+
+def store_digests(root: Path) -> dict[str, str]:
+    """Digest of every file of the store, but for what depends on time (``log/``), the manifests, which list it, locks,
+    and what was set aside as damaged."""
+    found = {}
+    for path in sorted((root / "store").rglob("*")):
+        local = path.relative_to(root)
+        if path.is_file() and not {"log", ".locks", ".damaged", "manifest.json"} & {*local.parts}:
+            found[local.as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
@@ -138,6 +176,20 @@ def repeated(act: Callable[[], None], seconds: float = 1.0) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return a process and those that it has started, the eldest first; none where it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return [first := psutil.Process(pid), *first.children(recursive=True)]
+    return []
+
+
+def kill(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL for those that still run."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
 
 
 def mind_interrupts() -> None:

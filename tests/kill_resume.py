@@ -3,7 +3,6 @@ uninterrupted one."""
 
 from __future__ import annotations
 
-import hashlib
 import random
 import shutil
 import time
@@ -12,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from helpers import Recorder, store_digests
 from tinytrial import CONTROLS as IN_PROCESS
 
 from pipeline.config.presets import PRESETS
@@ -33,8 +33,6 @@ MODULES = ["pipeline.trial", "pipeline.training.trainer", "transformers.models.q
 
 def trial(control: str, root: Path, until: str | None = None) -> None:
     """Run the trial of a control to its end, in this process."""
-    from helpers import Recorder
-
     from pipeline.config.loading import load_config
     from pipeline.run.layout import Layout
     from pipeline.trial import run_trial
@@ -49,17 +47,6 @@ def start(control: str, root: Path, until: str | None = None) -> BaseProcess:
     process: BaseProcess = context.Process(target=trial, args=(control, root, until))
     process.start()
     return process
-
-
-def fingerprint(root: Path) -> dict[str, str]:
-    """Digest of every file that rewards, trainings and the evaluation left, but for what depends on time (``log/``) and
-    the manifest, which lists it."""
-    found = {}
-    for stage in ("reward", "train", "evaluate"):
-        for path in sorted(one for folder in (root / "store").glob(f"{stage}*") for one in folder.rglob("*")):
-            if path.is_file() and "log" not in path.parts and path.name != "manifest.json":
-                found[path.relative_to(root).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
 
 
 def finish(control: str, root: Path, until: str | None = None) -> float:
@@ -87,5 +74,5 @@ def compared(control: str, kills: int, seed: int, folder: Path) -> tuple[dict[st
             process.join()
             kills -= 1
         finish(control, root)
-        found.append(fingerprint(root))
-    return fingerprint(whole), found
+        found.append(store_digests(root))
+    return store_digests(whole), found

@@ -12,14 +12,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from helpers import free_port, wait_until
+from helpers import free_port, healthy, wait_until
 
 from studies.tracking.ui import QUIET
 
@@ -70,7 +69,7 @@ class Postgres:
         with (self.folder / "log.txt").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._as)
         self.address = f"postgresql+psycopg2://mlflow@{HOST}:{self.port}/postgres"
-        wait_until(self.answers, "PostgreSQL starts", START_S)
+        wait_until(self.answers, START_S, "PostgreSQL starts")
 
     def answers(self) -> bool:
         import psycopg2
@@ -103,13 +102,11 @@ class Server:
             self.process = subprocess.Popen(
                 self._command, env={**os.environ, **QUIET}, stdout=log, stderr=log, start_new_session=True
             )
-        wait_until(self.answers, f"MLflow answers, {self._log}", START_S)
+        wait_until(self.answers, START_S, f"MLflow answers, {self._log}")
 
     def answers(self) -> bool:
         assert self.process.poll() is None, self._log.read_text()
-        with suppress(OSError), urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-        return False
+        return healthy(self.port)
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from helpers import kill
 
 OBJECTS = 80 * 2**20
 """Bytes of a node's object store: the least that Ray takes."""
@@ -70,9 +71,7 @@ class RayNodes:
             with suppress(Exception):  # what was killed is missing
                 cluster.shutdown()
         for folder in self._folders:
-            for one in _processes_that_name(folder):
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
+            kill(_processes_that_name(folder))
             shutil.rmtree(folder, ignore_errors=True)
         self._clusters.clear()
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from helpers import wait_until
+from helpers import kill, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 REVOKED_SECONDS = 6.0
@@ -56,11 +56,11 @@ class SlurmNodes:
         text, host = Path(__file__).with_name("slurm.conf").read_text("utf-8"), socket.gethostname()
         self.configuration.write_text(text.format(folder=self.folder, host=host, ports=_ports(3), cores=CORES))
         self.begin("munged")
-        wait_until((self.folder / "munge.socket").exists, "munge listens", 20)
+        wait_until((self.folder / "munge.socket").exists, 20, "munge listens")
         for name in ("slurmctld", *NODES):
             self.begin(name)
         asked = ("sinfo", "-h", "-N", "-p", "main", "-o", "%T")
-        wait_until(lambda: self.ask(*asked).split() == ["idle"] * len(NODES), "all nodes are idle", 60)
+        wait_until(lambda: self.ask(*asked).split() == ["idle"] * len(NODES), 60, "all nodes are idle")
 
     def begin(self, name: str) -> None:
         """Start a daemon: munged, slurmctld, or the slurmd of a node."""
@@ -89,9 +89,7 @@ class SlurmNodes:
             with suppress(psutil.NoSuchProcess):
                 steps += [above for above in one.parents() if above.name() == "slurmstepd"]
         daemon.kill()  # first those that would tell the controller
-        for one in [*steps, *working]:
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
+        kill([*steps, *working])
         daemon.wait(30)
 
     def ask(self, *command: str) -> str:
@@ -128,9 +126,7 @@ class SlurmNodes:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
-        for one in self._jobs():  # that their daemon could not end
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
+        kill(self._jobs())  # which their daemon could not end
 
     def _jobs(self) -> list[psutil.Process]:
         """Processes of jobs of this cluster, not of another one on this machine."""

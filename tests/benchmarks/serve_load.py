@@ -19,16 +19,14 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import requests
-from helpers import free_port, wait_until
+from helpers import free_port, healthy, wait_until
 
 ROOT = Path(__file__).parents[2]
 STUDY = """
@@ -112,9 +110,9 @@ def measure(
     study = Program(folder, ["study", str(folder / "load.yaml"), "--jobs", "2", *settings], ["nice", "-n", "10"])
     server = Program(folder, ["serve", "load/served/0", "--port", str(port)])
     with study:
-        wait_until(lambda: study.check() or len(_steps(folder)) == 2, "both trials train", 1800)
+        wait_until(lambda: study.check() or len(_steps(folder)) == 2, 1800, "both trials train")
         with server:
-            wait_until(lambda: server.check() or healthy(port), "the server answers", 600)
+            wait_until(lambda: server.check() or healthy(port), 600, "the server answers")
             before, rows = _steps(folder), []
             time.sleep(seconds)
             alone = pace(before, _steps(folder))
@@ -175,12 +173,6 @@ class Program:
     def check(self) -> None:
         """Raise where it has ended by itself."""
         assert self._process.poll() is None, self._log.read_text()
-
-
-def healthy(port: int) -> bool:
-    with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False
 
 
 Steps = dict[str, tuple[float, int]]

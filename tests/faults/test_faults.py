@@ -4,7 +4,6 @@ once."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import random
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from helpers import mind_interrupts
+from helpers import family, flip_bit, kill, mind_interrupts, store_digests
 from mlflow_servers import Server
 from series import Series, compared, shown, written
 
@@ -96,21 +95,11 @@ class Scene:
         assert code in ENDED, f"exit code {code}: {last}"
         return code, said
 
-    def family(self) -> list[psutil.Process]:
-        """The processes that the command has started, the eldest first."""
-        with suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid).children(recursive=True)
-        return []
-
     def kill_all(self) -> None:
         """SIGKILL for the command and all that it started."""
         if self.process.poll() is None:
-            family = self.family()
-            self.process.kill()
-            for one in family:
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            psutil.wait_procs(family, 5)
+            kill(processes := family(self.process.pid))
+            psutil.wait_procs(processes[1:], 5)
             self.process.wait()
 
 
@@ -142,13 +131,8 @@ def lost(root: Path, wanted: dict[str, str]) -> Iterator[str]:
 
 
 def identity(root: Path) -> dict[str, str]:
-    """Digest of every file of the store and of the records' content, but for what depends on time (``log/``, `TIMES`),
-    the manifests, which list it, and what was set aside as damaged."""
-    found = {}
-    for path in sorted((root / "store").rglob("*")):
-        parts = path.relative_to(root).parts
-        if path.is_file() and not {"log", ".locks", ".damaged"} & {*parts} and path.name != "manifest.json":
-            found["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    """Digests of the store, and the records' content but for what depends on time."""
+    found = store_digests(root)
     with suppress(Damaged):
         for record in Layout(root).study("small", "smoke").records():
             found[f"{record.arm} {record.seed}"] = record.model_dump_json(exclude=TIMES)
@@ -190,8 +174,8 @@ def _stop(scene: Scene, processes: Iterable[psutil.Process]) -> None:
 
 
 def _kill_one(scene: Scene) -> None:
-    with suppress(psutil.NoSuchProcess, IndexError):
-        scene.dice.choice(scene.family()).kill()
+    if children := family(scene.process.pid)[1:]:
+        kill([scene.dice.choice(children)])
 
 
 def _damaged(change: Callable[[Path, int], object]) -> Fault:
@@ -204,14 +188,6 @@ def _damaged(change: Callable[[Path, int], object]) -> Fault:
             change(path, scene.dice.randrange(path.stat().st_size))
 
     return Fault(harm, damages=True)
-
-
-def _flip(path: Path, at: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(at)
-        byte = file.read(1)[0] ^ 1 << at % 8
-        file.seek(at)
-        file.write(bytes([byte]))
 
 
 def _remove(scene: Scene) -> None:
@@ -278,10 +254,10 @@ FAULTS: dict[str, Fault] = {
     "all killed": Fault(Scene.kill_all),
     "Ctrl-C": _signal(signal.SIGINT),
     "terminated": _signal(signal.SIGTERM),
-    "command stopped": Fault(lambda scene: _stop(scene, [psutil.Process(scene.process.pid)])),
-    "children stopped": Fault(lambda scene: _stop(scene, scene.family())),
+    "command stopped": Fault(lambda scene: _stop(scene, family(scene.process.pid)[:1])),
+    "children stopped": Fault(lambda scene: _stop(scene, family(scene.process.pid)[1:])),
     "file truncated": _damaged(os.truncate),
-    "bit flipped": _damaged(_flip),
+    "bit flipped": _damaged(flip_bit),
     "folder removed": Fault(_remove, damages=True),
     "disk full": Fault(_nothing, lambda scene: _remount(scene, "size=1g"), _little_room),
     "read-only": Fault(_read_only, lambda scene: _remount(scene, "rw"), _own_disk),

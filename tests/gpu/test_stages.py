@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gpu.hardware import DEVICE, HALVES, choose, furthest, numbers, peak_gib, read, series, trial
-from helpers import smoke
+from helpers import copy_upstream, smoke
 from safetensors.torch import load_file
 from tinytrial import FEW_BITS
 
@@ -83,8 +82,7 @@ def test_recomputation_changes_no_result_in_fp32(
     single: TrialOutcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
 ) -> None:
     monkeypatch.setenv(CHOICE, "fp32")
-    for stage in ("prompts", "sft", "reward"):
-        shutil.copytree(single.artifacts[stage].path.parent, tmp_path / "store" / stage)
+    copy_upstream(single.artifacts["reward"].path.parents[1], tmp_path / "store")
     again = trial(tmp_path, until="train", runtime__gradient_checkpointing=True)
     apart = furthest(*({1: series(done)[1]} for done in (single, again)))
     record_property("first step, largest difference of a metric", f"{apart:.2g}")

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,14 +107,6 @@ CELLS = ["0.01/0", "0.2/0"]
 def half_way(layout: Layout, trials: int = len(CELLS)) -> bool:
     """Return whether so many trials have written to their metrics."""
     return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == trials
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until a condition holds; fail after so long."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from helpers import flip_bit
 
 from pipeline.errors import Damaged
 from pipeline.run import store as artifacts
@@ -105,15 +106,6 @@ def test_damage_is_reported_set_aside_and_rebuilt(tmp_path: Path, harm: str) -> 
     assert store.find("sft", "k") is not None
 
 
-def flip(path: Path, *, restore_time: bool) -> None:
-    state, data = path.stat(), bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    if restore_time:
-        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
-    artifacts._file_digest.cache_clear()  # as in another process
-
-
 def with_weights(out: Path) -> dict[str, Any]:
     (out / "policy").mkdir()
     (out / "policy" / "model.safetensors").write_bytes(b"weights")
@@ -147,7 +139,10 @@ def test_weights_that_nobody_reads_are_known_by_size_and_time(tmp_path: Path, mo
         assert store.find("train", "k") == found
         assert weights.name in read
 
-    flip(weights, restore_time=True)
+    state = weights.stat()
+    flip_bit(weights)
+    os.utime(weights, ns=(state.st_atime_ns, state.st_mtime_ns))
+    artifacts._file_digest.cache_clear()  # as in another process
     assert store.find("train", "k", weights=False) == found
     with pytest.raises(Damaged, match=r"model\.safetensors"):
         store.find("train", "k")

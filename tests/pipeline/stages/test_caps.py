@@ -3,13 +3,12 @@ larger cap at once."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import Recorder, smoke
+from helpers import Recorder, copy_upstream, smoke
 from tinytrial import CONTROLS, run, trainer
 
 from pipeline.resources import ledger
@@ -77,8 +76,7 @@ def train_plan(layout: Layout, **caps: Any) -> StagePlan:
 
 
 def test_a_larger_cap_continues_the_stage_in_the_store(smoke_layout: Layout, layout: Layout) -> None:
-    for stage in ("prompts", "sft", "reward"):
-        shutil.copytree(smoke_layout.store / stage, layout.store / stage)
+    copy_upstream(smoke_layout.store, layout.store)
     plain = run_trial(smoke(), smoke_layout, Recorder())
     capped, built = went(layout, caps__generated_tokens=600)
     assert (capped.status, "train" in built, "evaluate" in built) == ("budget", True, True)

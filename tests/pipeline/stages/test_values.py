@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from helpers import Recorder, smoke
+from helpers import Recorder, copy_upstream, smoke
 from safetensors.torch import load_file
 from tinytrial import actor
 
@@ -87,8 +86,7 @@ def test_fewer_samples_are_the_first_of_more_and_batches_change_none(
     smoke_layout: Layout, tmp_path: Path, table: pd.DataFrame
 ) -> None:
     layout = Layout(tmp_path)
-    for stage in ("prompts", "sft", "reward"):
-        shutil.copytree(smoke_layout.store / stage, layout.store / stage)
+    copy_upstream(smoke_layout.store, layout.store)
     fewer = smoke(**{**A_STAR_PO, "values__samples": 2}, runtime__rollout_batch_size=37)
     made = run_trial(fewer, layout, Recorder(), until="values").artifacts["values"]
     found = pd.read_parquet(made.path / SAMPLES)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ranked
 import torch
-from helpers import Recorder, smoke
+from helpers import Recorder, flip_bit, smoke
 from kill_resume import compared
 from tinytrial import CONTROLS, Killed, Killer, run, trainer
 
@@ -63,15 +63,8 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path, control: str, a
     assert again == whole
 
 
-def flipped(folder: Path) -> None:
-    newest = checkpoint.checkpoints(folder / "checkpoints")[-1]
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1  # one bit of one weight
-    newest.write_bytes(content)
-
-
 HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a bit of the newest checkpoint": (flipped, "falling back"),
+    "a flipped bit": (lambda folder: flip_bit(checkpoint.checkpoints(folder / "checkpoints")[-1]), "falling back"),
     "no metrics": (lambda folder: (folder / "metrics.jsonl").unlink(), "starting over"),
     "short metrics": (lambda folder: os.truncate(folder / "metrics.jsonl", 100), "starting over"),
 }

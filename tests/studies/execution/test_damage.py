@@ -15,6 +15,7 @@ import fake_trial
 import pytest
 import tinytrial
 import torch
+from helpers import flip_bit
 from light_study import Write, go, results
 from safetensors import SafetensorError
 from typer.testing import CliRunner
@@ -41,14 +42,8 @@ FALSIFIED, FAULT = 1, 4
 READERS = ("falsify", "report", "export", "sync", "plan")
 
 
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
 DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "flipped bit": flip,
+    "flipped bit": flip_bit,
     "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "empty mapping": lambda path: path.write_text("{}"),

@@ -6,22 +6,19 @@ import errno
 import fcntl
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import fake_trial
-import psutil
 import pytest
 from fake_trial import STUDY
 from filelock import FileLock
-from helpers import repeated
-from light_study import PYTHONPATH, SMALL, Write, command, go, results, wait_for
+from helpers import copy_upstream, family, kill, repeated, wait_until
+from light_study import PYTHONPATH, SMALL, Write, command, go, results
 
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout
@@ -52,7 +49,7 @@ def test_hands_share_a_study(write_study: Write, layout: Layout, tmp_path: Path)
     whole = results(go(study, here)[0], here)
     fake_trial.control(layout, sleep=0.05)
     watcher = command("study", study.source, layout, tmp_path)
-    wait_for(layout.study("small", "tiny").study_file.exists)
+    wait_until(layout.study("small", "tiny").study_file.exists)
     others = [command("work", "small", layout, tmp_path) for _ in range(2)]
     for process in (watcher, *others):
         out, errors = process.communicate(timeout=120)
@@ -164,14 +161,12 @@ def test_killing_any_process_at_any_moment_loses_nothing(
     whole = results(go(study, here)[0], here)
     fake_trial.control(layout, sleep=0.1)
     hands = [command("study", study.source, layout, tmp_path)]
-    wait_for(layout.study("small", "tiny").study_file.exists)
+    wait_until(layout.study("small", "tiny").study_file.exists)
     hands += [command("work", "small", layout, tmp_path) for _ in range(2)]
     for _ in range(4):
         time.sleep(rng.uniform(0.1, 2.0))
         victim = rng.choice(hands)
-        with suppress(psutil.NoSuchProcess):
-            pids = [victim.pid, *(one.pid for one in psutil.Process(victim.pid).children(recursive=True))]
-            os.kill(rng.choice(pids), signal.SIGKILL)
+        kill([rng.choice(family(victim.pid))])
     for process in hands:
         process.communicate(timeout=120)
     result, _ = go(study, layout, "processes")
@@ -186,15 +181,14 @@ def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     source.write_text(STUDY.replace("  strong: {kl.beta: 0.2}\n", "").replace("seeds: [0, 1]", "seeds: [0]"))
     study, steps = load_study(source), {"train.steps": 192, "runtime.checkpoint_updates": 1000}
     for one in (layout, alone := Layout(tmp_path / "alone")):
-        for stage in ("prompts", "sft", "reward"):
-            shutil.copytree(smoke_layout.store / stage, one.store / stage)
+        copy_upstream(smoke_layout.store, one.store)
     run = Started(study, "smoke", steps, layout, layout.study(study.name, "smoke"))
     with start(run, print):
         pass
     work = [sys.executable, "ablate.py", "work", study.name, "--profile", "smoke", "--out", str(layout.root)]
     environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
     hand = subprocess.Popen(work, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    wait_for(lambda: any(layout.root.glob("store/train/.partial/*/metrics.jsonl")), 240)
+    wait_until(lambda: any(layout.root.glob("store/train/.partial/*/metrics.jsonl")), 240)
     hand.send_signal(signal.SIGUSR1)
     out, _ = hand.communicate(timeout=120)
     assert hand.returncode == 75, out

@@ -15,7 +15,8 @@ import fake_trial
 import pytest
 import ray_nodes
 from fake_trial import SHORT
-from light_study import CELLS, PYTHONPATH, SMALL, Write, alive, command, go, half_way, results, wait_for
+from helpers import wait_until
+from light_study import CELLS, PYTHONPATH, SMALL, Write, alive, command, go, half_way, results
 from ray_nodes import RayNodes
 from rich.console import Console
 
@@ -74,10 +75,10 @@ def test_a_trial_whose_node_is_killed_continues_on_another_one(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()  # Ray starts nodes in the main thread alone
-    wait_for(lambda: half_way(layout, 1), 300)
+    wait_until(lambda: half_way(layout, 1), 300)
     (pid,) = fake_trial.pids(layout, "train")
     cluster.lose(victim)
-    wait_for(lambda: not alive(pid), 120)
+    wait_until(lambda: not alive(pid), 120)
     (layout.root / "gate").touch()
     node = cluster.add(num_cpus=2)
     thread.join(300)
@@ -94,11 +95,11 @@ def test_the_same_command_goes_on_after_it_or_the_head_was_killed(
     fake_trial.control(layout, gated=CELLS)
     study = write_study(SHORT)
     driver = command("study", study.source, layout, tmp_path, 2, "ray")
-    wait_for(lambda: half_way(layout), 300)
+    wait_until(lambda: half_way(layout), 300)
     if killed == "command":
         os.kill(driver.pid, signal.SIGKILL)
         driver.communicate()
-        wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 120)  # tasks end with their command
+        wait_until(lambda: not any(map(alive, fake_trial.pids(layout))), 120)  # tasks end with their command
     else:
         ray.shutdown()  # or this process would end with the head
         cluster.lose_head()

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers import put_record, smoke, write_sealed
+from helpers import write_table as write
 from tinynets import network
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification
@@ -30,17 +31,6 @@ ROWS_OF_TEXTS: list[dict[str, Any]] = [
     {"prompt": text.split(" ")[0], "completion": text.removeprefix(text.split(" ")[0]), "id": index, "note": 'x, "y"'}
     for index, text in enumerate(TEXTS)
 ]
-
-
-def write(path: Path, rows: list[dict[str, Any]]) -> Path:
-    frame = pd.DataFrame(rows)
-    if path.suffix == ".jsonl":
-        frame.to_json(path, orient="records", lines=True)
-    elif path.suffix == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path, index=False)
-    return path
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -12,9 +12,10 @@ import fake_trial
 import light_study
 import pytest
 from fake_trial import SEARCH
+from helpers import wait_until
 from hypothesis import given
 from hypothesis import strategies as st
-from light_study import Write, wait_for
+from light_study import Write
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -258,7 +259,7 @@ def test_a_search_that_trains_is_killed_resumed_and_confirmed(tmp_path: Path) ->
     command += ["--out", str(layout.root)]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     folder = layout.study("killed", "smoke")
-    wait_for(lambda: folder.search_file.exists() or driver.poll() is not None, 240)
+    wait_until(lambda: folder.search_file.exists() or driver.poll() is not None, 240)
     driver.kill()
     driver.communicate()
     assert (early := {record.arm: record.finished for record in folder.records()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -15,8 +14,8 @@ import fake_trial
 import pytest
 import slurm_nodes
 from fake_trial import SHORT
-from helpers import repeated
-from light_study import CELLS, PYTHONPATH, Write, command, go, half_way, results, wait_for
+from helpers import copy_upstream, repeated, wait_until
+from light_study import CELLS, PYTHONPATH, Write, command, go, half_way, results
 from rich.console import Console
 from slurm_nodes import SlurmNodes
 
@@ -30,6 +29,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_mlflow"),
     pytest.mark.skipif(slurm_nodes.missing() is not None, reason=f"{slurm_nodes.missing()}"),
 ]
+Meanwhile = Callable[[Callable[[], object]], None]
 HALF_WAY = 300.0
 """Seconds until both trials stand half-way, at most: a busy machine starts two interpreters in this time."""
 
@@ -51,14 +51,14 @@ def _watchful(nodes: SlurmNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 @pytest.fixture
-def meanwhile(layout: Layout, nodes: SlurmNodes) -> Iterator[Callable[[Callable[[], object]], None]]:
+def meanwhile(layout: Layout, nodes: SlurmNodes) -> Iterator[Meanwhile]:
     """Act as soon as both trials stand half-way, then let them go on."""
     fake_trial.control(layout, gated=CELLS)
     faults, threads = list[BaseException](), list[threading.Thread]()
 
     def act(what: Callable[[], object]) -> None:
         try:
-            wait_for(lambda: half_way(layout), HALF_WAY)
+            wait_until(lambda: half_way(layout), HALF_WAY)
             what()
         except BaseException as error:
             faults.append(error)
@@ -80,16 +80,12 @@ def running(nodes: SlurmNodes) -> list[str]:
 
 
 def test_scancel_interrupts_and_the_same_command_goes_on(
-    write_study: Write,
-    layout: Layout,
-    nodes: SlurmNodes,
-    whole: dict[str, bytes],
-    meanwhile: Callable[[Callable[[], object]], None],
+    write_study: Write, layout: Layout, nodes: SlurmNodes, whole: dict[str, bytes], meanwhile: Meanwhile
 ) -> None:
     def cancel() -> None:
         for number in running(nodes):
             nodes.ask("scancel", number)
-        wait_for(lambda: set(nodes.jobs().values()) == {"CANCELLED"}, 60)
+        wait_until(lambda: set(nodes.jobs().values()) == {"CANCELLED"}, 60)
 
     meanwhile(cancel)
     with pytest.raises(KeyboardInterrupt):
@@ -101,7 +97,7 @@ def test_jobs_that_slurm_holds_are_reported_once(
     write_study: Write, layout: Layout, nodes: SlurmNodes, whole: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def release() -> None:
-        wait_for(nodes.jobs, 60)
+        wait_until(nodes.jobs, 60)
         time.sleep(5)  # several looks
         nodes.ask("scontrol", "release", *nodes.jobs())
 
@@ -122,7 +118,7 @@ def test_jobs_go_on_without_the_command_and_the_next_one_watches_them(
     fake_trial.control(layout, gated=CELLS)
     study = write_study(SHORT)
     driver = command("study", study.source, layout, tmp_path, 2, "slurm")
-    wait_for(lambda: half_way(layout), HALF_WAY)
+    wait_until(lambda: half_way(layout), HALF_WAY)
     jobs = running(nodes)
     os.killpg(driver.pid, how)
     driver.communicate(timeout=60)
@@ -145,12 +141,12 @@ def preemption(nodes: SlurmNodes, layout: Layout) -> None:
     jobs = running(nodes)
     wrap = ["--wrap=sleep 8", "--output=/dev/null", "--nodes=2", "--exclusive", "--partition=urgent"]
     nodes.ask("sbatch", *wrap)
-    wait_for(lambda: {nodes.jobs()[number] for number in jobs} == {"PENDING"}, 180)
+    wait_until(lambda: {nodes.jobs()[number] for number in jobs} == {"PENDING"}, 180)
 
 
 def lost_node(nodes: SlurmNodes, layout: Layout) -> None:
     nodes.lose("n1")
-    wait_for(lambda: len(fake_trial.calls(layout)) > len(CELLS), 180)
+    wait_until(lambda: len(fake_trial.calls(layout)) > len(CELLS), 180)
 
 
 @pytest.mark.parametrize("disturb", [controller_away, preemption, lost_node])
@@ -159,7 +155,7 @@ def test_trials_go_on_whatever_happens_to_the_cluster(
     layout: Layout,
     nodes: SlurmNodes,
     whole: dict[str, bytes],
-    meanwhile: Callable[[Callable[[], object]], None],
+    meanwhile: Meanwhile,
     disturb: Callable[[SlurmNodes, Layout], None],
 ) -> None:
     meanwhile(lambda: disturb(nodes, layout))
@@ -186,8 +182,7 @@ def test_a_job_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
     elsewhere = Layout(tmp_path / "whole")
     elsewhere.root.mkdir()
     whole = results(go_on(elsewhere, "processes"), elsewhere)
-    for stage in ("prompts", "sft", "reward", "reference"):
-        shutil.copytree(elsewhere.store / stage, layout.store / stage)
+    copy_upstream(elsewhere.store, layout.store, "reference")
     assert results(go_on(layout, "slurm", limit), layout) == whole
     (log,) = (layout.study("small", "smoke").path / "log").glob("hand-*.txt")
     assert "DUE TO JOB REQUEUE" in log.read_text()  # written there by SLURM's daemon

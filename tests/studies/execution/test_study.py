@@ -10,7 +10,8 @@ from pathlib import Path
 
 import fake_trial
 import pytest
-from light_study import SMALL, Write, alive, command, go, wait_for
+from helpers import wait_until
+from light_study import SMALL, Write, alive, command, go
 
 from pipeline.errors import Fault, UserError
 from pipeline.run.layout import Layout
@@ -180,7 +181,7 @@ def test_a_killed_command_takes_its_children_along_and_the_same_command_continue
     fake_trial.control(layout, hang=["0.01/1", "0.2/1"])
     process = command("study", write_study().source, layout, tmp_path, 2)
     folder = layout.study("small", "tiny")
-    wait_for(lambda: len(folder.trial_files()) >= 2 and len(fake_trial.calls(layout)) >= 4)
+    wait_until(lambda: len(folder.trial_files()) >= 2 and len(fake_trial.calls(layout)) >= 4)
     finished = {(record.arm, record.seed): record.finished for record in folder.records()}
     if how is signal.SIGINT:
         os.killpg(process.pid, how)  # as Ctrl-C does: the whole group
@@ -189,7 +190,7 @@ def test_a_killed_command_takes_its_children_along_and_the_same_command_continue
     _, errors = process.communicate(timeout=120)
     assert process.returncode == (130 if how is signal.SIGINT else -how)
     assert errors == b""
-    wait_for(lambda: not any(map(alive, fake_trial.pids(layout))), 5.0)
+    wait_until(lambda: not any(map(alive, fake_trial.pids(layout))), 5.0)
     fake_trial.control(layout)
     result, _ = go(write_study(), layout, "processes")
     assert {(record.arm, record.seed) for record in result.records} == CELLS

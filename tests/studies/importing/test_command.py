@@ -192,10 +192,10 @@ def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(write: Writ
     study = write("hang", trainer=ALONE)
     words = [sys.executable, str(STUDIES.parent / "ablate.py"), "study", "mine.yaml", "--out", str(layout.root)]
     running = subprocess.Popen([*words, "--executor", "inline"], stdout=subprocess.DEVNULL)
-    wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), "the trainer", 120)
+    wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), 120, "the trainer")
     running.kill()
     running.wait()
-    wait_until(lambda: len(alive()) == 1, "the end of the command, though not of its child", 60)
+    wait_until(lambda: len(alive()) == 1, 60, "the end of the command, though not of its child")
     records, _ = go(study, layout)
     assert (records["one"].status, calls()) == ("complete", ["hang 0.5 0", "hang 0.5 0 again 0.5"])
     assert alive() == [], "what was left is ended before the next start"
@@ -223,7 +223,7 @@ def test_the_example_goes_on_from_its_checkpoint_as_if_it_had_not_been_killed(tm
         (tmp_path / name).mkdir()
     subprocess.run([*words, "--output_dir", "whole"], check=True)
     running = subprocess.Popen([*words, "--output_dir", "cut"])
-    wait_until(Path("cut/checkpoint.pt").exists, "a checkpoint", 60)
+    wait_until(Path("cut/checkpoint.pt").exists, 60, "a checkpoint")
     running.kill()
     running.wait()
     subprocess.run([*words, "--output_dir", "cut", "--resume"], check=True)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from benchmarks.serve_load import healthy, measure
+from benchmarks.serve_load import measure
 from browser import document, needs_chromium
-from helpers import free_port, mind_interrupts, wait_until
+from helpers import free_port, healthy, mind_interrupts, wait_until
 from tiny_service import Tiny, network, tokenizer
 
 from studies.serving.app import create_app
@@ -87,7 +87,7 @@ def test_a_folder_is_served_until_ctrl_c(tmp_path: Path) -> None:
     both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     server = subprocess.Popen(command, **both, text=True, preexec_fn=mind_interrupts)
     try:
-        wait_until(lambda: healthy(port) or server.poll() is not None, "the server answers", 300)
+        wait_until(lambda: healthy(port) or server.poll() is not None, 300, "the server answers")
     finally:
         server.send_signal(signal.SIGINT)
         out, err = server.communicate(timeout=60)

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from fake_trial import SHORT
 from filelock import FileLock
-from light_study import wait_for
+from helpers import wait_until
 from tracked_study import Tracked
 
 from pipeline.errors import Damaged
@@ -349,9 +349,9 @@ def test_it_sends_what_runs_and_the_rest_at_the_end(trial: Running) -> None:
     running = [trial]
     thread = Background(send, lambda: running[:], print)
     thread.begin()
-    wait_for(lambda: {"running": [trial]} in passes)
+    wait_until(lambda: {"running": [trial]} in passes)
     running.clear()
-    wait_for(lambda: passes[-1] == {"running": []})
+    wait_until(lambda: passes[-1] == {"running": []})
     thread.end("complete", verdicts=[1])
     assert passes[-2:] == [last, last]
 

@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from browser import document, needs_chromium
 from fake_trial import STUDY
-from helpers import free_port, mind_interrupts
+from helpers import free_port, healthy, mind_interrupts, wait_until
 from tracked_study import Tracked
 
 from pipeline.run.layout import Layout
@@ -55,26 +53,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert server.stdout is not None
         address = server.stdout.readline()
         study = next(line.strip() for line in server.stdout if line.startswith("Curves of"))
-        wait_until_healthy(server, port)
+        wait_until(lambda: healthy(port) or server.poll() is not None, 120, "MLflow answers")
         yield Served(server, port, address, study)
         assert "Traceback" not in (folder / "errors.txt").read_text()
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGINT)
             server.communicate(timeout=60)
-
-
-def wait_until_healthy(server: subprocess.Popen[str], port: int) -> None:
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer:
-                assert answer.status == 200
-            return
-        except OSError:
-            assert server.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
 
 
 def loads(folder: Path) -> Iterator[Path]:
