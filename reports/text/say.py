@@ -46,11 +46,7 @@ def _environment() -> jinja2.Environment:
 
 def say(template: str, macro: str, *args: Any, **values: Any) -> str:
     """Render one macro of ``templates/<template>.j2`` as one line; empty where it does not apply."""
-    text = getattr(_environment().get_template(f"{template}.j2").module, macro)(*args, **values)
-    return _one_line(str(text))
-
-
-def _one_line(text: str) -> str:
-    """Join the lines of a template, which may break anywhere: no space stands before a closing mark or after "("."""
-    text = re.sub(r"\s+([.,;:)\]])(?=[\s.,;:)]|$)", r"\1", " ".join(text.split()))
+    lines = str(getattr(_environment().get_template(f"{template}.j2").module, macro)(*args, **values))
+    # A template may break a line anywhere, but no space stands before a closing mark or after "(".
+    text = re.sub(r"\s+([.,;:)\]])(?=[\s.,;:)]|$)", r"\1", " ".join(lines.split()))
     return text.replace("( ", "(")
