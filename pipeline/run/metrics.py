@@ -17,8 +17,9 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -29,6 +30,19 @@ Direction = Literal["maximize", "minimize"]
 ON_ROLLOUT = ("objective/", "reward/", "replay/", "value/explained_variance")
 """Heads of the series that have one record an update, measured on its rollout."""
 UPDATE_STEPS = "policy/update_steps"
+SCORES = ("std of reference samples", "judge points")
+"""Units of scores that this program calibrates or judges."""
+_FOREIGN = ContextVar("_FOREIGN", default=False)
+
+
+@contextmanager
+def scores_as_logged(foreign: bool) -> Iterator[None]:
+    """Show scores without a unit of ours meanwhile, where another program logged them."""
+    token = _FOREIGN.set(foreign)
+    try:
+        yield
+    finally:
+        _FOREIGN.reset(token)
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,7 @@ class Metric:
     """One named quantity. `low` and `high` bound what a correct trial can show."""
 
     key: str
-    unit: str
+    own_unit: str
     formula: str
     low: float = -math.inf
     high: float = math.inf
@@ -45,6 +59,11 @@ class Metric:
     columns: tuple[str, str | None] | None = None
     """Column of an evaluation's ``prompts.parquet`` whose mean over prompts is the metric, and the column of the
     denominator where it is a ratio of two sums."""
+
+    @property
+    def unit(self) -> str:
+        """Its unit, or within `scores_as_logged` "as logged" for a score."""
+        return "as logged" if _FOREIGN.get() and self.own_unit in SCORES else self.own_unit
 
     @property
     def label(self) -> str:

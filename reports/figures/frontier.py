@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from pipeline.run.metrics import METRICS
 from reports.figures.marks import estimate_frame, pairs, point
 from reports.figures.style import MUTED, SINGLE, Plot, arm_styles, entries, entry, legend, new_figure, square_root
 from reports.findings.bound import (
@@ -46,7 +47,7 @@ def frontier(records: StudyRecords, findings: Findings) -> Plot | None:
     samples, bounds = _gold_bound(top, records)
     data += bounds
     square_root(bottom.xaxis, farthest)
-    top.set_ylabel("gold reward [judge points]")
+    top.set_ylabel(f"gold reward [{METRICS[GOLD].unit}]")
     bottom.set_ylabel("win rate [fraction]")
     bottom.set_ylim(min(0.45, lowest), 1.02)
     kind = "KL to the reference, as published" if published else "exact KL to the reference"

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pipeline.config.effects import content_of, fields_along
 from pipeline.config.trial import TrialConfig, flatten
 from pipeline.run.layout import StudyFolder
-from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import METRICS, scores_as_logged
 from reports.figures.registry import draw
 from reports.findings.findings import Findings, analyse
 from reports.pages.page import inline_svg, rendered, replace_folder, write_text
@@ -40,7 +40,8 @@ def render_report(folder: StudyFolder, study: Study) -> Path:
     """
     records = load_records(folder, study)
     findings = analyse(records)
-    replace_folder(folder.report, lambda new: build(records, findings, new))
+    with scores_as_logged(study.foreign):
+        replace_folder(folder.report, lambda new: build(records, findings, new))
     return folder.report / "index.html"
 
 

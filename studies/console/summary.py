@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.run.layout import TrialRecord
-from pipeline.run.metrics import METRICS
 from studies.claims.badges import Standing
 from studies.claims.falsifiers import OUTCOMES, Verdict, overall
 from studies.claims.symptoms import ArmHealth
@@ -42,9 +41,9 @@ def study_table(
         "eval/win_rate": "win rate", "eval/gold": "gold [points]", "eval/proxy": "proxy [std]",
         "eval/kl_per_token": "KL [nats/token]",
     }  # fmt: skip
-    if study.foreign:
-        known = {key: head for key, head in columns.items() if any(key in own for own in intervals.values())}
-        columns = {study.objective.metric: METRICS[study.objective.metric].label} | known
+    if study.foreign:  # in the units of its logs
+        known = [key for key in columns if any(key in own for own in intervals.values())]
+        columns = {key: key for key in (study.objective.metric, *known)}
     shown = table("arm", "seeds", *columns.values(), "trials")
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
