@@ -29,7 +29,8 @@ LIBRARIES = (
     "pandas", "numpy",
 )  # fmt: skip
 
-
+PRELOAD = ("pipeline.training.trainer", "transformers.models.qwen2.modeling_qwen2")
+"""Modules that the server imports that children are forked from, so that a child starts in milliseconds."""
 CHARGED = ("values", "critic")
 """Stages that only some algorithms need. Their work is charged in full to every trial that uses them, also where
 several trials share it."""

@@ -35,6 +35,13 @@ from studies.definition.search import SEARCH, Tried, confirmation
 from studies.execution.recorded import refuse_lost
 from studies.hints import command
 
+FOREIGN = (
+    "These trials were run by another program and are known from its logs: how they were sampled and judged, and how"
+    " their KL was estimated, is not known here. Where a metric was not evaluated, the end of each trial's training"
+    " records stands in its place: the mean of the last tenth, unless the objective has another window. Rewards are in"
+    " the units of the logs, unless the map converts them."
+)
+"""Note on trials of other programs."""
 MISSING = "missing"
 STALE = "stale"
 STAGES = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
@@ -288,7 +295,7 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     for row in rows if study.objective.worst is not None else ():
         row |= {"evaluated": True, study.objective.metric: study.objective.worst} if row["status"] == "diverged" else {}
     _refuse_empty(folder, rows)
-    gathered.notes += started.get("notes", [])
+    gathered.notes += [*[FOREIGN] * study.foreign, *started.get("notes", [])]
     return StudyRecords(
         study=study,
         profile=profile,

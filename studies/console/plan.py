@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import re
@@ -28,7 +27,7 @@ from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
 from studies.execution.recorded import own_stages
-from studies.execution.started import COMMANDS, TRIALS, Started
+from studies.execution.started import Started, module_of
 from studies.execution.study import trial_count
 
 Planned = Sequence[tuple[Cell, Sequence[StagePlan]]]
@@ -47,7 +46,7 @@ def print_plan(
     overrides: Mapping[str, Any],
     layout: Layout,
     *,
-    trials: str = TRIALS,
+    trials: str | None = None,
 ) -> None:
     """Print the number of trials to run and their time, each stage and its reason, and a T4's budget for what is left.
 
@@ -60,11 +59,12 @@ def print_plan(
     folder.records()  # report a damaged file before anything else is printed
     compared = confirmation(study, folder)
     plan = cells(compared, profile, overrides)
+    run = Started(study, chosen, overrides, layout, folder, trials or module_of(study))
     if study.trainer is not None:
-        return _print_commands(console, Started(study, chosen, overrides, layout, folder, COMMANDS), plan)
-    module, idle = importlib.import_module(trials), False
+        return _print_commands(console, run, plan)
+    idle = False
     try:
-        planned = [(cell, module.plan_trial(cell.config, layout)) for cell in plan]
+        planned = [(cell, run.stages(cell)) for cell in plan]
         ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
         total = trial_count(study)
         own, shared = runs(planned)
@@ -72,7 +72,7 @@ def print_plan(
         idle = not (own or shared or unknown)
         left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
         beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
-        time = _time(left, beside, _records(layout, chosen, _machine(module, plan)), layout) if left else ""
+        time = _time(left, beside, _records(layout, chosen, _machine(run.module, plan)), layout) if left else ""
         console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)

@@ -61,7 +61,7 @@ def fault_lines(source: str, faults: Iterable[ConfigFault]) -> str:
 def check_overrides(study: Study, overrides: Mapping[str, Any]) -> None:
     """Refuse ``--set`` keys that are unknown, that seeds own, or that could have no effect on this study."""
     if overrides and study.foreign:
-        how = "its trials were imported" if study.trainer is None else f"change `parameters` in {study.source}"
+        how = f"change `parameters` in {study.source}" if study.trainer else "its trials were imported"
         raise UserError(f"--set: it cannot be used with {study.name}: {how}")
     faults = [f"--set: {fault}" for key in overrides if (fault := _override_fault(study, key))]
     if overrides and not faults:

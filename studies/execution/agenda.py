@@ -12,7 +12,6 @@ from filelock import FileLock
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import TrialRecord, write_atomic
 from pipeline.run.store import Store, is_held, try_lock
-from pipeline.stages.graph import STAGES
 from studies.definition.design import Cell, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation
@@ -183,12 +182,11 @@ class Agenda:
     def _shared_lock(self, cell: Cell) -> str:
         """Name of the lock on all that a trial shares with others: the same before, between and after these stages."""
         key = cell.arm, cell.seed
-        if self._run.study.trainer is not None:  # its trials share nothing
-            return self._lock(cell).name
         if key not in self._shared:
-            alike = likeness(STAGES, cell.config)
+            alike = likeness(self._run.module.STAGES, cell.config)
             own = own_stages(alike)
-            self._shared[key] = [digest for stage, digest in alike.items() if stage not in own][-1]
+            shared = [digest for stage, digest in alike.items() if stage not in own]
+            self._shared[key] = shared[-1] if shared else self._lock(cell).name
         return self._shared[key]
 
     def _lock(self, cell: Cell) -> Path:

@@ -29,13 +29,6 @@ from studies.execution.started import Started
 from studies.execution.status import read_status
 from studies.faults import DiskFull, disk_full
 
-PRELOAD = [
-    "studies.execution.child",
-    "pipeline.trial",
-    "pipeline.training.trainer",
-    "transformers.models.qwen2.modeling_qwen2",
-]
-"""Imported once by the server that children are forked from, so that a child starts in milliseconds."""
 LOOK_SECONDS = 0.3
 """Seconds between two looks for a task while other hands have all that is ready."""
 GRACE_SECONDS = 5.0
@@ -119,7 +112,7 @@ class Hand(Hands):
         method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
         self._context: Any = get_context(method)
         if method == "forkserver":
-            self._context.set_forkserver_preload(PRELOAD if run.study.trainer is None else PRELOAD[:1])
+            self._context.set_forkserver_preload(["studies.execution.child", run.trials, *run.module.PRELOAD])
         self._run, self._agenda, self._slots, self._say = run, agenda, slots, say
         self._gpus = Gpus() if share_gpus else None
         self._children: list[_Child] = []

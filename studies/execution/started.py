@@ -46,8 +46,8 @@ PACKAGES = ("pipeline", "studies/execution")
 LOOK_SECONDS = 3.0
 """Seconds to watch the status of a trial whose lock looks free; a trial at work renews its own every second."""
 TRIALS, COMMANDS = "pipeline.trial", "studies.importing.command"
-"""The modules with `run_trial`, `plan_trial`, `check_budget`, `execution` and `environment`: of our own trials, and of
-those of a study's trainer."""
+"""The modules with `run_trial`, `plan_trial`, `check_budget`, `execution`, `environment`, `STAGES` and `PRELOAD`: of
+our own trials, and of those of a study's trainer."""
 PINNED = {
     "study": "another study file",
     "overrides": "other --set values",
@@ -57,6 +57,11 @@ PINNED = {
     "own": "another version of a class of its own",
 }
 """Keys of `study.json` that all hands of a study share -> the difference, in words."""
+
+
+def module_of(study: Study) -> str:
+    """Name of the module of a study's trials."""
+    return TRIALS if study.trainer is None else COMMANDS
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,10 @@ class Started:
     def cells(self) -> list[Cell]:
         """All trials whose configuration is known before anything has run."""
         return cells(self.study, self.profile, self.overrides)
+
+    def own_cells(self) -> list[Cell]:
+        """The same; none of a study whose own trainer runs them, which has no configuration of ours."""
+        return [] if self.study.foreign else self.cells()
 
     def stages(self, cell: Cell) -> list[StagePlan]:
         """Stages of a trial, and which of them are in the store."""
@@ -113,8 +122,7 @@ def start(run: Started, say: Callable[[str], None]) -> Iterator[None]:
     Claims are registered before a trial begins. Trials that were given up are tried again, unless other hands are at
     work. Raises `UserError` where hands work with other settings, or where their locks are not seen here.
     """
-    if run.study.trainer is None:
-        check_own(run.study, {cell.arm: cell.config for cell in run.cells()})
+    check_own(run.study, {cell.arm: cell.config for cell in run.own_cells()})
     wanted, folder = _pinned(run), run.folder
     folder.path.mkdir(parents=True, exist_ok=True)
     check_locks(folder)
@@ -176,8 +184,6 @@ def _pin(run: Started, wanted: Mapping[str, Any], say: Callable[[str], None]) ->
         left.unlink()
     environment: dict[str, str] = run.module.environment()
     content = {**wanted, "source": run.study.source, "profile": run.profile, "environment": environment}
-    if run.study.trainer is not None:
-        content["notes"] = [run.module.NOTE]
     if is_registered(run.study):
         claims, commit = content_of(run.study, run.profile, run.overrides), environment.get("git_commit", "unknown")
         content["registered"] = register(claims, run.folder, commit, say)
@@ -214,7 +220,7 @@ def given_up(run: Started) -> list[Path]:
 
 
 def _pinned(run: Started) -> dict[str, Any]:
-    configs = [cell.config for cell in run.cells()] if run.study.trainer is None else []
+    configs = [cell.config for cell in run.own_cells()]
     own = own_digests(configs)
     return {
         "study": run.study.model_dump(mode="json"),

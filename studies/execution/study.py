@@ -16,8 +16,7 @@ from pipeline.errors import UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, writable
 from studies.claims.falsifiers import Verdict
 from studies.claims.verdicts import verdicts
-from studies.definition.design import Cell, cautions, seeded
-from studies.definition.fields import LINKS
+from studies.definition.design import Cell, cautions
 from studies.definition.schema import Study
 from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
@@ -25,7 +24,7 @@ from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Inline, Say
 from studies.execution.records import sound_record
 from studies.execution.search import write_optuna
-from studies.execution.started import COMMANDS, TRIALS, Started, join, shared_of, start
+from studies.execution.started import Started, join, module_of, shared_of, start
 from studies.execution.watch import Watch
 from studies.tracking.sync import Background, Synced, View, sync
 
@@ -79,11 +78,9 @@ def run_study(
     chosen = profile or study.profile
     run = Started(study, chosen, overrides, layout, layout.study(study.name, chosen), trials or module_of(study))
     plan = run.cells()
-    warnings = list[str]()
-    if study.trainer is None:
-        for source in {cell.config.data for cell in plan}:
-            check_source(source)  # before anything is written
-        warnings = [*cautions(plan), *untestable(study, plan)]
+    own = run.own_cells()
+    for source in {cell.config.data for cell in own}:
+        check_source(source)  # before anything is written
     writable(layout.root)
     _check_budget(run, plan)
     display = Display(console, trial_count(study))
@@ -91,7 +88,7 @@ def run_study(
     def warn(text: str) -> None:
         display.line(text, "yellow")
 
-    for caution in warnings:
+    for caution in [*cautions(own), *untestable(study, own)]:
         warn(caution)
     with start(run, warn):
         agenda = Agenda(run)
@@ -173,16 +170,9 @@ def _sender(run: Started, agenda: Agenda) -> Callable[..., Synced | None]:
 
 def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
     """Refuse the first trial that has to run and cannot fit. Raises `UserError`."""
-    missing = [cell for cell in plan if sound_record(run.folder, cell) is None][::-1]
-    if run.study.trainer is None:
-        missing = [*{seeded(cell.config, 0, tuple(LINKS)).model_dump_json(): cell for cell in missing}.values()]
-    for cell in missing[::-1]:
+    missing = {cell.arm: cell for cell in plan[::-1] if sound_record(run.folder, cell) is None}  # seeds fit alike
+    for cell in [*missing.values()][::-1]:
         run.module.check_budget(cell.config, cell.label)
-
-
-def module_of(study: Study) -> str:
-    """Name of the module that runs the trials of a study."""
-    return TRIALS if study.trainer is None else COMMANDS
 
 
 def trial_count(study: Study) -> int:

@@ -39,10 +39,12 @@ from pipeline.stopping import Watcher
 from studies.definition.trainer import OUT, CommandTrial
 from studies.importing.logs import find_file, read_table
 from studies.importing.maps import load_map
-from studies.importing.run import NOTE, lines, write
+from studies.importing.run import lines, write
 from studies.importing.trials import ImportedTrial, read_trial
 
-__all__ = ["NOTE", "check_budget", "environment", "execution", "plan_trial", "run_trial"]
+PRELOAD: tuple[str, ...] = ()
+STAGES: tuple[dag.Stage, ...] = ()
+"""No stage is shared by several trials."""
 MARK = "ABLATE_COMMAND"
 """Environment variable of every process of a run: the folder of the run."""
 LOOK_SECONDS, GRACE_SECONDS = 2.0, 10.0

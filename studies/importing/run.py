@@ -30,13 +30,6 @@ from studies.importing.trials import ImportedTrial, Problem, doubts, read_trial
 
 STAGE, FORMAT = "imported", "studies.importing/3"
 """Parts of every key: `FORMAT` is to be raised when the same log would give other series."""
-NOTE = (
-    "These trials were run by another program and are known from its logs: how they were sampled and judged, and how"
-    " their KL was estimated, is not known here. Where a metric was not evaluated, the end of each trial's training"
-    " records stands in its place: the mean of the last tenth, unless the objective has another window. Rewards are in"
-    " the units of the logs, unless the map converts them."
-)
-"""Note at the head of the page."""
 PREFERRED = ("eval/win_rate", "eval/gold", "objective/gold", "eval/proxy", "objective/scores")
 """Metrics to compare arms on, in a study that is written here: the first that every trial has."""
 
@@ -75,7 +68,7 @@ def import_folder(
             path.unlink()
         for record in records:
             target.write(record)
-        notes = [NOTE, *(f"The import found: {line}." for line in lines(problems))]
+        notes = [f"The import found: {line}." for line in lines(problems)]
         content = {"study": study.model_dump(mode="json"), "source": study.source, "profile": IMPORTED, "overrides": {}}
         write_atomic(target.study_file, sealed({**content, "environment": {}, "notes": notes}))
     return study, [

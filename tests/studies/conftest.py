@@ -9,19 +9,12 @@ import pytest
 
 from pipeline.run.layout import Layout
 from studies.definition.schema import Study, load_study
-from studies.execution import hand
 from studies.execution import study as running
 from studies.tracking.sync import Synced
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:  # children inherit the path and find `fake_trial` on it
     sys.path.insert(0, HERE)
-
-
-@pytest.fixture(autouse=True)
-def _light_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fake trial needs no torch, so neither does the server that children are forked from."""
-    monkeypatch.setattr(hand, "PRELOAD", ["studies.execution.child", "pipeline.run.metrics"])
 
 
 @pytest.fixture(scope="session", autouse=True)

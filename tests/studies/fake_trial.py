@@ -22,6 +22,7 @@ from pipeline.run.layout import Layout, write_json
 from pipeline.run.metrics import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter, TrialOutcome
 from pipeline.run.store import Artifact, Store
+from pipeline.stages.graph import STAGES  # noqa: F401
 from pipeline.stopping import Watcher
 
 STUDY = """
@@ -57,6 +58,7 @@ falsifiers:
 """
 
 
+PRELOAD = ("pipeline.run.metrics",)
 DRIFT = ("objective/kl_per_token", "objective/kl_exact_per_token")
 
 

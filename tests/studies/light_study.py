@@ -28,11 +28,9 @@ from pathlib import Path
 from rich.console import Console
 from pipeline.run.layout import Layout
 from studies.definition.schema import load_study
-from studies.execution import hand
 from studies.execution import study as running
 from studies.execution.study import executor, run_study, work
 from studies.tracking.sync import Synced
-hand.PRELOAD = ["studies.execution.child", "pipeline.run.metrics"]
 running.sync = lambda *arguments, **more: Synced(True, 0)
 if __name__ == "__main__":
     what, study, root, name, jobs = sys.argv[1:]
