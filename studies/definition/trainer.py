@@ -43,11 +43,11 @@ class Logs(Section):
 
     names: str = Field("plain", description="map of their columns: one of studies/importing/programs, or a .yaml file")
     files: tuple[str, ...] = Field(
-        ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json", "runs/*"),
+        ("metrics.jsonl", "metrics.csv", "trainer_state.json", "checkpoint-*/trainer_state.json", "runs"),
         min_length=1,
         description=(
             "patterns below {out}, of which the first that matches is read, and of several files the newest; a folder:"
-            " TensorBoard's event files"
+            " all of TensorBoard's event files below it"
         ),
     )
 

@@ -76,35 +76,38 @@ def number(value: Any) -> float:
 
 
 def find_file(folder: Path, patterns: Iterable[str]) -> Path | None:
-    """The newest of the files, or folders of TensorBoard's, that match the first of some patterns with a match."""
+    """The newest of the files, or folders with TensorBoard's, that match the first of some patterns with a match."""
     for pattern in patterns:
-        found = [path for path in folder.glob(pattern) if path.is_file() or any(path.glob(EVENTS))]
+        found = [path for path in folder.glob(pattern) if path.is_file() or any(path.rglob(EVENTS))]
         if found:
             return max(found, key=lambda path: (path.stat().st_mtime_ns, path))
     return None
 
 
 def _read_events(folder: Path) -> pd.DataFrame:
-    """The scalars of TensorBoard's event files, a row a step; of two values at one step the last counts."""
+    """The scalars of all TensorBoard's event files below a folder, a row a step; of two values at one step the last
+    counts, as after a resume."""
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError:
         raise UserError(
             f"{folder}: TensorBoard's event files can be read only where the package tensorboard is installed"
         ) from None
-    events, rows = EventAccumulator(str(folder), {"scalars": 0}), dict[int, dict[str, Any]]()
-    events.Reload()
-    for name in events.Tags()["scalars"]:
-        for event in events.Scalars(name):
-            value = event.value if math.isfinite(event.value) else "NaN"
-            rows.setdefault(event.step, {"step": event.step})[name.removeprefix("train/")] = value
+    rows = dict[int, dict[str, Any]]()
+    for file in sorted(folder.rglob(EVENTS), key=lambda path: path.name):  # by the time in their names
+        events = EventAccumulator(str(file), {"scalars": 0})
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            for event in events.Scalars(name):
+                value = event.value if math.isfinite(event.value) else "NaN"
+                rows.setdefault(event.step, {"step": event.step})[name.removeprefix("train/")] = value
     return pd.DataFrame([rows[step] for step in sorted(rows)], [f"step {step}" for step in sorted(rows)], dtype=object)
 
 
 def read_table(path: Path) -> pd.DataFrame:
     """The rows of a file as logged, by their places; a recorded NaN is a text, and a NaN was not recorded. Half a line,
     left by a killed program, is no row. Raises `UserError` with file and place for what cannot be read."""
-    if path.is_dir() and any(path.glob(EVENTS)):
+    if path.is_dir():
         return _read_events(path)
     require_file(path, str(path))
     rows, word, text, at = dict[str, Any](), "line" if path.suffix in (".csv", ".jsonl") else "row", "", 0
