@@ -17,7 +17,7 @@ from pipeline.rewards.kinds import is_own
 from studies.definition.checks import built, check_overrides, fault_lines
 from studies.definition.fields import LINKS, SEED_KEY, Link
 from studies.definition.schema import IMPORTED, Study
-from studies.definition.trainer import TRAINER, trials
+from studies.definition.trainer import TRAINER, CommandTrial
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def planned(study: Study, profile: str | None = None, overrides: Mapping[str, An
         return cells(study, profile, overrides)
     check_overrides(study, overrides or {})
     if study.trainer is not None:
-        return [Foreign(arm, seed, run.gradient_steps, run.digest()) for arm, seed, run in trials(study)]
+        return [Foreign(cell.arm, cell.seed, cell.steps, cell.digest) for cell in cells(study)]
     return [Foreign(arm, seed) for seed in study.seeds for arm in study.arm_overrides()]
 
 
@@ -91,7 +91,14 @@ def cells(study: Study, profile: str | None = None, overrides: Mapping[str, Any]
     if study.trainer is not None:
         if profile not in (None, TRAINER):
             raise UserError(f"--profile {profile}: {study.name} has a trainer of its own, and no profile")
-        return [Cell(arm, seed, cast(Any, run)) for arm, seed, run in trials(study)]
+        return [
+            Cell(arm, seed, cast(Any, CommandTrial(
+                trainer=study.trainer, folder=Path(study.source).parent.absolute(),
+                parameters={**study.parameters, **own}, seed=seed, window=study.objective.window,
+                stop=study.stop_rules(arm),
+            )))
+            for seed in study.seeds for arm, own in study.arm_overrides().items()
+        ]  # fmt: skip
     configs, faults = built(study, profile or study.profile, overrides or {})
     if faults:
         raise UserError(fault_lines(study.source or study.name, faults))

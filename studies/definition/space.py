@@ -10,6 +10,7 @@ from pipeline.config.base import Finite, Positive, Section, Seed, StrictlyPositi
 from pipeline.config.train import StopRule
 from pipeline.run.metrics import METRICS, known
 from studies.definition.fields import Knob, MetricName, Seeds, in_full
+from studies.definition.trainer import Window
 
 
 class Objective(Section):
@@ -26,7 +27,7 @@ class Objective(Section):
         ),
     )
 
-    window: Literal["last_tenth", "last"] = Field(
+    window: Window = Field(
         "last_tenth", description="of a trainer's series: what stands for an evaluation, their mean there or last value"
     )
     worst: Finite | None = Field(

@@ -7,13 +7,12 @@ them.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import math
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -137,16 +136,13 @@ class CommandTrial(Section):
 
     def code(self) -> dict[str, str]:
         """Digest of each file that the run depends on. Raises `UserError` for a pattern without files."""
-        isfile = os.path.isfile  # `Path.is_file` raises for a word that is too long for a name
-        named = [] if self.trainer.code else [word for word in self.words if isfile(self.home / word)]
-        found = {word: file_digest(self.home / word) for word in named}
-        for pattern in self.trainer.code or ():
-            files = []
-            with suppress(NotImplementedError):  # an absolute pattern
-                files = [path for path in self.home.glob(pattern) if path.is_file()]
-            if not files:
+        found = dict[str, str]()
+        for pattern in self.trainer.code or map(glob.escape, self.words):
+            there = glob.glob(pattern, root_dir=self.home, recursive=True)  # noqa: PTH207 `Path.glob` takes no absolute one
+            files = [name for name in there if (self.home / name).is_file()]
+            if self.trainer.code and not files:
                 raise UserError(f"trainer.code: no file '{pattern}' in {self.home.resolve()}")
-            found |= {path.relative_to(self.home).as_posix(): file_digest(path) for path in sorted(files)}
+            found |= {name: file_digest(self.home / name) for name in files}
         return found
 
 
@@ -168,47 +164,26 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
 
 def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
     """Places and words of what is wrong with a trainer beside its study's parameters and arms."""
-    known = {**study.parameters, SEED: 0, OUT: "", PYTHON: ""}
+    own, at = study.parameters, ("trainer", "command")
+    known = [*own, SEED, OUT, PYTHON]
     words = [*trainer.command, *(trainer.resume.add if trainer.resume else ())]
-    used = [fit[1] for word in words for fit in _PLACE.finditer(word) if fit[1]]
-    for name in dict.fromkeys(used):
-        if name not in known:
-            hint = nearest(name, known)
-            yield (
-                ("trainer", "command"),
-                f"no parameter is named '{name}'{hint}; write {{{{ for a brace; there are: {', '.join(known)}",
-            )
+    used = dict.fromkeys(fit[1] for word in words for fit in _PLACE.finditer(word) if fit[1])
+    for name in (name for name in used if name not in known):
+        why = f"no parameter is named '{name}'{nearest(name, known)}; write {{{{ for a brace"
+        yield at, f"{why}; there are: {', '.join(known)}"
     for name in (name for name in known if name not in (*used, PYTHON)):
-        why = "arms would not differ by it" if name in study.parameters else "without it, runs would not differ"
-        yield ("trainer", "command"), f"{{{name}}} stands in no word of the command; {why}"
-    for name in {SEED, OUT, PYTHON} & study.parameters.keys():
+        why = "arms would not differ by it" if name in own else "without it, runs would not differ"
+        yield at, f"{{{name}}} stands in no word of the command; {why}"
+    for name in {SEED, OUT, PYTHON} & own.keys():
         yield ("parameters", name), f"'{name}' is given to each run; choose another name"
-    for arm, own in study.arm_overrides().items():
-        for name, value in own.items():
-            if name not in study.parameters:
-                hint = nearest(name, study.parameters)
-                yield (
-                    (study.kind, arm, name),
-                    f"'{name}' is no parameter{hint}; there are: {', '.join(study.parameters)}",
-                )
-            elif not isinstance(value, bool | int | float | str) or (
-                isinstance(value, float) and not math.isfinite(value)
-            ):
-                yield (study.kind, arm, name), f"{name} = {value}: a text, a number, true or false is expected"
     seen = dict[str, str]()
-    for arm, own in study.arm_overrides().items():
-        twin = seen.setdefault(repr(sorted({**study.parameters, **own}.items())), arm)
+    for arm, changes in study.arm_overrides().items():
+        for name, value in changes.items():
+            if name not in own:
+                why = f"'{name}' is no parameter{nearest(name, own)}; there are: {', '.join(own)}"
+                yield (study.kind, arm, name), why
+            elif not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
+                yield (study.kind, arm, name), f"{name} = {value}: a text, a number, true or false is expected"
+        twin = seen.setdefault(repr(sorted({**own, **changes}.items())), arm)
         if twin != arm:
             yield (study.kind, arm), f"arms '{twin}' and '{arm}' are the same run; keep one"
-
-
-def trials(study: Study) -> Iterator[tuple[str, int, CommandTrial]]:
-    """Arm, seed and run of each cell, seed by seed."""
-    assert study.trainer is not None
-    folder = Path(study.source).parent.absolute()
-    for seed in study.seeds:
-        for arm, own in study.arm_overrides().items():
-            yield arm, seed, CommandTrial(
-                trainer=study.trainer, folder=folder, parameters={**study.parameters, **own}, seed=seed,
-                window=study.objective.window, stop=study.stop_rules(arm),
-            )  # fmt: skip

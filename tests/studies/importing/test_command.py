@@ -20,8 +20,9 @@ from rich.console import Console
 from pipeline.errors import UserError
 from pipeline.run.layout import Layout, TrialRecord
 from reports.records.load import load_records
+from studies.definition.design import cells
 from studies.definition.schema import STUDIES, Study, load_study
-from studies.definition.trainer import filled, trials
+from studies.definition.trainer import filled
 from studies.execution.study import executor, run_study
 from studies.importing import command
 
@@ -127,7 +128,7 @@ def test_words_of_a_command(write: Write) -> None:
         '{"a": {"b": {n}}}': '{"a": {"b": 3}}', "{ n } {}": "{ n } {}",
     }.items():  # fmt: skip
         assert filled(word, values) == expected
-    _, _, first = next(trials(write()))
+    first: Any = cells(write())[0].config
     assert first.words == ["{python}", "train.py", "run", "1e-06", "0", "{out}"], "the key holds no path"
     assert first.filled(["{{out}}", "{out}"], "/o") == ["{out}", "/o"]
 
