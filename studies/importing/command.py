@@ -18,9 +18,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ import psutil
 
 from pipeline.config.trial import canonical_json
 from pipeline.errors import Fault, UserError
-from pipeline.intervals import last_tenth
 from pipeline.run import dag
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import MetricsLog
@@ -37,8 +37,8 @@ from pipeline.run.progress import Reporter, TrialOutcome
 from pipeline.run.store import Artifact, Store
 from pipeline.stopping import Watcher
 from studies.definition.trainer import OUT, CommandTrial
-from studies.importing.logs import find_file, read_table
-from studies.importing.maps import load_map
+from studies.importing.logs import Growing, find_file, read_table
+from studies.importing.maps import PROMPT_ID, load_map
 from studies.importing.run import lines, write
 from studies.importing.trials import ImportedTrial, read_trial
 
@@ -49,7 +49,8 @@ MARK = "ABLATE_COMMAND"
 """Environment variable of every process of a run: the folder of the run."""
 LOOK_SECONDS, GRACE_SECONDS = 2.0, 10.0
 """Seconds between two looks at a run's processes and logs, and from SIGTERM to SIGKILL."""
-GIB = 2**30
+ROOM, GIB = 2**22, 2**30
+"""Bytes that must be free for a failure to be the command's own; bytes of a GiB."""
 
 
 def run_trial(
@@ -61,6 +62,8 @@ def run_trial(
     ran, read = artifacts["command"].meta, artifacts["train"].meta
     status, reason = ("diverged", read["diverged"]) if read["diverged"] else (ran["status"], ran["reason"])
     cost = {key: ran[key] for key in ("wall_s", "peak_memory_gib")}
+    if config.trainer.evaluation:
+        artifacts["evaluate"] = replace(artifacts["train"], stage="evaluate")
     return TrialOutcome(
         artifacts, status, reason, read["steps"], read["summary"], cost, execution(config), ends=read["ends"]
     )
@@ -68,7 +71,8 @@ def run_trial(
 
 def plan_trial(config: CommandTrial, layout: Layout) -> list[dag.StagePlan]:
     """Return what `run_trial` would build and what it would find; builds nothing."""
-    return dag.plan(_stages(config, layout), config, Store(layout.store))
+    planned = dag.plan(_stages(config, layout), config, Store(layout.store))
+    return planned + [replace(planned[-1], stage="evaluate")] * bool(config.trainer.evaluation)
 
 
 def check_budget(config: CommandTrial, label: str) -> None:
@@ -76,7 +80,7 @@ def check_budget(config: CommandTrial, label: str) -> None:
     if not config.home.is_dir():
         raise UserError(f"trainer.folder: {config.home} is no folder")
     program = config.filled(config.trainer.command, "")[0]
-    if shutil.which(program) is None and not os.access(config.home / program, os.X_OK):
+    if shutil.which(config.home / program if "/" in program else program) is None:
         raise UserError(f"trainer.command: no program '{program}' is found (PATH, or {config.home})")
     config.code()
     own = _map(config)[0]
@@ -94,9 +98,8 @@ def execution(config: CommandTrial) -> dict[str, str]:
     return {"device": device, "threads": str(config.trainer.threads), "program": Path(config.words[0]).name.strip("{}")}
 
 
-@lru_cache(maxsize=1)
 def environment() -> dict[str, str]:
-    """What is known of the machine; the versions that a trainer imports are its own."""
+    """Python and platform here; the versions that a trainer imports are its own."""
     return {"python": platform.python_version(), "platform": f"{platform.system()} {platform.machine()}"}
 
 
@@ -110,90 +113,78 @@ def _stages(config: CommandTrial, layout: Layout) -> list[dag.Stage]:
 
     def run_with(_: CommandTrial) -> dict[str, str]:
         rules = [rule.model_dump(mode="json") for rule in config.stop]
-        return {"words": canonical_json(config.words), "stop": canonical_json(rules), **config.code()}
+        files = {f"code {name}": digest for name, digest in config.code().items()}
+        return {"words": canonical_json(config.words), "stop": canonical_json(rules), **files}
 
     def read_with(_: CommandTrial) -> dict[str, str]:
         logs = config.trainer.logs.files, config.trainer.evaluation, config.window, _map(config)[1]
         return {"logs": canonical_json(logs)}
 
-    stages = [
+    return [
         dag.Stage(
             "command", partial(_command, config, layout), (), outside=run_with, unfinished=_unfinished, resumable=True
         ),
         dag.Stage("train", partial(_train, config, layout), (), outside=read_with),
     ]
-    return stages + [dag.Stage("evaluate", _evaluate, ())] * (config.trainer.evaluation is not None)
 
 
 def _unfinished(config: CommandTrial, artifact: Artifact) -> str | None:
     """A cap that ended the run has been raised."""
-    cap = artifact.meta["cap"]
-    larger = cap and getattr(config.trainer, cap[0]) > cap[1]
-    return f"trainer.{cap[0]} was raised from {cap[1]:g}" if larger else None
-
-
-@dataclass
-class _Run:
-    """What is known of a run so far; `status` is empty while it goes on."""
-
-    status: str = ""
-    reason: str | None = None
-    cap: tuple[str, float] | None = None
-    wall_s: float = 0.0
-    peak_memory_gib: float = 0.0
-    began: float = field(default_factory=time.time)
+    if (cap := artifact.meta["cap"]) and getattr(config.trainer, cap[0]) > cap[1]:
+        return f"trainer.{cap[0]} was raised from {cap[1]:g}"
+    return None
 
 
 def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: Reporter) -> dict[str, Any]:
     """Run the command to its end. What it prints goes where this process prints: into the trial's log."""
-    folder = layout.root / "commands" / out.name
-    resume = config.trainer.resume
+    folder, resume = layout.root / "commands" / out.name, config.trainer.resume
     end_all(folder)
-    again = resume is not None and any((folder / OUT).glob(resume.if_))
-    if not again:
+    more = resume.add if resume and any((folder / OUT).glob(resume.if_)) else ()
+    if not more:
         shutil.rmtree(folder, ignore_errors=True)
     (folder / OUT).mkdir(parents=True, exist_ok=True)
-    words = [*config.trainer.command, *(resume.add if resume and again else ())]
-    words = config.filled(words, str((folder / OUT).absolute()))
+    words = config.filled([*config.trainer.command, *more], str((folder / OUT).absolute()))
     environment = {**os.environ, MARK: str(folder), "OMP_NUM_THREADS": str(config.trainer.threads)}
     environment |= {} if config.trainer.gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    follow, run = _Follower(config, folder, reporter), _Run()
+    follow, began, peak = _Follower(config, folder, reporter), time.time(), 0.0
+    status, reason, cap, code = "", None, None, None
     print("$", subprocess.list2cmdline(words), flush=True)
     with _ended_with_us(folder):
         process = subprocess.Popen(
             words, cwd=config.home, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_die_with_parent,
         )  # fmt: skip
-        while not run.status:
+        while not status:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK_SECONDS)
+                code = process.wait(LOOK_SECONDS)
                 break
-            _check_caps(config, folder, run)
-            if broken := follow.look():
-                run.status, run.reason = "pruned", broken
-    code = process.wait()
-    run.wall_s = time.time() - run.began
-    if not run.status and code:
+            used = {"wall_clock_h": (time.time() - began) / 3600, "memory_gib": _memory_gib(folder)}
+            peak = max(peak, used["memory_gib"])
+            for name, value in used.items():
+                if value > (most := getattr(config.trainer, name)):
+                    status, reason, cap = "budget", f"trainer.{name}: {value:.3g} of {most:g}", (name, most)
+            if not status and (reason := follow.look()):
+                status = "pruned"
+    process.wait()
+    if code and not _diverged(config, folder):
+        with TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(ROOM))  # raises `OSError` where a full disk may have ended the command
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        if not follow.diverged():
-            raise Fault(f"the command {killed}: {subprocess.list2cmdline(words)}")
-    _files(config, folder, evaluation=not (run.status or code))
-    run.status = run.status or "complete"
-    return asdict(run)
+        raise Fault(f"the command {killed}: {subprocess.list2cmdline(words)}")
+    _logs(config, folder, evaluated=code == 0)
+    seconds = time.time() - began
+    return {
+        "status": status or "complete", "reason": reason, "cap": cap, "wall_s": seconds, "peak_memory_gib": peak,
+    }  # fmt: skip
 
 
-def _check_caps(config: CommandTrial, folder: Path, run: _Run) -> None:
-    """Note memory, and a cap that is reached."""
-    memory = 0
+def _memory_gib(folder: Path) -> float:
+    """Return the memory of all processes of a run together (RSS)."""
+    total = 0
     for process in processes(folder):
         with suppress(psutil.Error):
-            memory += process.memory_info().rss
-    run.peak_memory_gib = max(run.peak_memory_gib, memory / GIB)
-    hours = (time.time() - run.began) / 3600
-    for cap, value, unit in (("wall_clock_h", hours, "hours"), ("memory_gib", memory / GIB, "GiB")):
-        if value > (most := getattr(config.trainer, cap)):
-            run.status, run.cap = "budget", (cap, most)
-            run.reason = f"trainer.{cap}: {value:.3g} of {most:g} {unit}"
+            total += process.memory_info().rss
+    return total / GIB
 
 
 def processes(folder: Path) -> Iterator[psutil.Process]:
@@ -238,19 +229,23 @@ def _ended_with_us(folder: Path) -> Iterator[None]:
 
 
 class _Follower:
-    """Reads the logs of a run while they grow, and writes the records that are complete to a file of our own."""
+    """Reads the log of a run while it grows, and writes the records that are complete to a file of our own."""
 
     def __init__(self, config: CommandTrial, folder: Path, reporter: Reporter) -> None:
-        self._config, self._folder, self._reporter = config, folder, reporter
-        self._watcher, self._path, self._last, self._next = Watcher(config.stop), folder / "live.jsonl", -1, 0.0
+        self._config, self._folder, self._reporter, self._map = config, folder, reporter, _map(config)[0]
+        self._log, self._watcher, self._path = Growing(), Watcher(config.stop), folder / "live.jsonl"
+        self._last, self._next = -1, 0.0
 
     def look(self) -> str | None:
-        """Take over new records; returns the rule that they break, in words."""
+        """Take over new records; returns the rule that they break, in words. Raises `OSError` for a full disk."""
         if time.monotonic() < self._next:
             return None
-        began = time.monotonic()
+        began, trial = time.monotonic(), None
         with suppress(UserError, Fault, OSError):  # no record yet, or half of one
-            self._take(_read(self._config, self._folder, evaluation=False))
+            file = _logs(self._config, self._folder, evaluated=False)[0]
+            trial = read_trial(("", self._config.seed), pd.concat({file.name: self._log.rows(file)}), self._map)
+        if trial:
+            self._take(trial)
         self._next = time.monotonic() + 10 * (time.monotonic() - began)  # at most a tenth of a core
         return self._watcher.broken()
 
@@ -268,33 +263,35 @@ class _Follower:
             self._reporter.follow(self._path)
         self._last = int(new.index[-1])
         self._reporter.metrics(self._last, values)
-        if self._config.trainer.steps:
-            self._reporter.progress("train", min(trial.steps, self._config.trainer.steps), self._config.trainer.steps)
-
-    def diverged(self) -> bool:
-        """Return whether the log ends in values that are not finite."""
-        with suppress(UserError, Fault, OSError):
-            return bool(_read(self._config, self._folder, evaluation=False).diverged)
-        return False
+        if steps := self._config.trainer.steps:
+            self._reporter.progress("train", min(trial.steps, steps), steps)
 
 
-def _files(config: CommandTrial, folder: Path, *, evaluation: bool) -> list[Path]:
-    """The log of a run, and its table of an evaluation. Raises `Fault` where the run left none."""
-    named = [config.trainer.logs.files]
-    named += [(config.trainer.evaluation,)] if evaluation and config.trainer.evaluation else []
+def _logs(config: CommandTrial, folder: Path, *, evaluated: bool) -> list[Path]:
+    """The log of a run, and its table of an evaluation. Raises `Fault` where there is none, of the table only where the
+    run has `evaluated`."""
     found = list[Path]()
-    for patterns in named:
-        if (file := find_file(folder / OUT, patterns)) is None:
-            raise Fault(f"the command left no file {' or '.join(patterns)} in {folder / OUT}")
-        found.append(file)
+    for patterns, needed in ((config.trainer.logs.files, True), ((config.trainer.evaluation,), evaluated)):
+        named = [pattern for pattern in patterns if pattern]
+        if file := find_file(folder / OUT, named):
+            found.append(file)
+        elif named and needed:
+            raise Fault(f"the command left no file {' or '.join(named)} in {folder / OUT}")
     return found
 
 
-def _read(config: CommandTrial, folder: Path, *, evaluation: bool) -> ImportedTrial:
-    """The trial in the logs of a run. Raises `UserError`, and `Fault` for a missing file."""
-    files = _files(config, folder, evaluation=evaluation)
+def _read(config: CommandTrial, folder: Path) -> tuple[ImportedTrial, list[Path]]:
+    """The trial in the logs of a run, and these. Raises `UserError`, and `Fault` for a missing file."""
+    files = _logs(config, folder, evaluated=False)
     rows = {file.relative_to(folder / OUT).as_posix(): read_table(file) for file in files}
-    return read_trial(("", config.seed), pd.concat(rows), _map(config)[0])
+    return read_trial(("", config.seed), pd.concat(rows), _map(config)[0]), files
+
+
+def _diverged(config: CommandTrial, folder: Path) -> bool:
+    """Return whether the log of a run ends in values that are not finite."""
+    with suppress(UserError, Fault, OSError):
+        return bool(_read(config, folder)[0].diverged)
+    return False
 
 
 def _train(
@@ -303,25 +300,17 @@ def _train(
     """Read the logs, and keep a copy of them."""
     folder = layout.root / "commands" / command.key
     try:
-        trial = _read(config, folder, evaluation=find_file(folder / OUT, (str(config.trainer.evaluation),)) is not None)
+        trial, files = _read(config, folder)
     except UserError as error:
         raise Fault(str(error)) from None
-    for name in trial.origin["file"].split(", "):
-        if (folder / OUT / name).is_file():
-            (out / "logs" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / OUT / name, out / "logs" / name)
+    for file in (file for file in files if file.is_file()):
+        copy = out / "logs" / file.relative_to(folder / OUT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    if config.trainer.evaluation and trial.prompts is None:  # the run was ended before its evaluation
+        trial.prompts = pd.DataFrame({PROMPT_ID: pd.Series(dtype="int64")})
     write(trial, out)
     for line in lines(trial.problems):
         reporter.warn(line)
-    end = last_tenth if config.window == "last_tenth" else lambda values: float(values[-1])
-    ends = {ours: end(np.asarray(series, dtype=np.float64)) for ours, series in trial.series.items()}
+    ends = trial.ends(config.window)
     return {"steps": trial.steps, "diverged": trial.diverged, "summary": trial.summary, "ends": ends}
-
-
-def _evaluate(_: Any, out: Path, reporter: Reporter, *, train: Artifact) -> dict[str, Any]:
-    """The outcomes by prompt, which the logs were read with."""
-    if (train.path / "prompts.parquet").exists():
-        shutil.copyfile(train.path / "prompts.parquet", out / "prompts.parquet")
-    else:  # the run was ended before its evaluation
-        pd.DataFrame({"prompt_id": pd.Series(dtype="int64")}).to_parquet(out / "prompts.parquet", index=False)
-    return {"summary": train.meta["summary"]}

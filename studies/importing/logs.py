@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from studies.importing.maps import PROMPT_ID, Map, first, present
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 RULE = f"name logs ARM/seed_N, ARM-seedN, seed_N/ARM or ARM/N, with {', '.join(SUFFIXES)}"
 EVENTS = "events.out.tfevents.*"
+KEPT = 100
+"""Lines that are read again at each look at a growing log: more than those of one record."""
 _FORMS = (
     r"(?:(?P<arm>.+)[-_./])?seed[-_=]?(?P<seed>\d{1,18})",
     r"seed[-_=]?(?P<seed>\d{1,18})[-_/](?P<arm>.+)",
@@ -84,6 +87,30 @@ def find_file(folder: Path, patterns: Iterable[str]) -> Path | None:
     return None
 
 
+class Growing:
+    """A log that is read while it grows."""
+
+    def __init__(self) -> None:
+        self._file: tuple[Path, int] | None = None
+        self._end, self._lines = 0, list[bytes]()
+
+    def rows(self, path: Path) -> pd.DataFrame:
+        """The rows since the last look and `KEPT` lines before them; of a file that was replaced or shortened, or has
+        no lines, all rows. Raises as `read_table`, and `OSError`."""
+        if path.suffix not in (".jsonl", ".csv"):
+            return read_table(path)
+        with path.open("rb") as log:
+            stat, head = os.fstat(log.fileno()), log.readline() if path.suffix == ".csv" else b""
+            if self._file != (path, stat.st_ino) or stat.st_size < self._end:
+                self._file, self._end, self._lines = (path, stat.st_ino), 0, []
+            begin = log.seek(max(self._end, len(head)))
+            new = log.read()
+        whole = new[: new.rfind(b"\n") + 1]
+        self._end = begin + len(whole)
+        self._lines = [*self._lines[-KEPT:], *whole.splitlines(keepends=True)]
+        return read_table(path, b"".join([head, *self._lines]).decode("utf-8-sig", "replace"))
+
+
 def _read_events(folder: Path) -> pd.DataFrame:
     """The scalars of all TensorBoard's event files below a folder, a row a step; of two values at one step the last
     counts, as after a resume."""
@@ -104,15 +131,16 @@ def _read_events(folder: Path) -> pd.DataFrame:
     return pd.DataFrame([rows[step] for step in sorted(rows)], [f"step {step}" for step in sorted(rows)], dtype=object)
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """The rows of a file as logged, by their places; a recorded NaN is a text, and a NaN was not recorded. Half a line,
-    left by a killed program, is no row. Raises `UserError` with file and place for what cannot be read."""
+def read_table(path: Path, text: str | None = None) -> pd.DataFrame:
+    """The rows of a file, or of a `text` in its place, as logged, by their places; a recorded NaN is a text, and a NaN
+    was not recorded. Half a line, left by a killed program, is no row. Raises `UserError` with file and place for what
+    cannot be read."""
     if path.is_dir():
         return _read_events(path)
     require_file(path, str(path))
-    rows, word, text, at = dict[str, Any](), "line" if path.suffix in (".csv", ".jsonl") else "row", "", 0
+    rows, word, at = dict[str, Any](), "line" if path.suffix in (".csv", ".jsonl") else "row", 0
     try:
-        text = "" if path.suffix == ".parquet" else path.read_text("utf-8-sig")
+        text = "" if path.suffix == ".parquet" else path.read_text("utf-8-sig") if text is None else text
         for at, row in _rows(path, text):
             row = json.loads(row, parse_constant=str) if isinstance(row, str) else row
             if not isinstance(row, dict) or None in row:
@@ -120,7 +148,7 @@ def read_table(path: Path) -> pd.DataFrame:
             row |= row["data"] if isinstance(row.get("data"), dict) else {}  # verl's, where only `step` stands outside
             rows[f"{word} {at}"] = {name: "NaN" if one != one else one for name, one in row.items() if one != ""}
     except UNREADABLE as error:
-        if path.suffix != ".jsonl" or not rows or at <= text.count("\n"):
+        if path.suffix != ".jsonl" or not rows or at <= (text or "").count("\n"):
             place = f"{path}, {word} {at}" if at else str(path)
             raise UserError(f"{place}: cannot be read as {path.suffix[1:]}: {in_words(error)}") from None
     frame = pd.DataFrame([*rows.values()], index=[*rows], dtype=object).dropna(how="all").dropna(axis=1, how="all")

@@ -15,7 +15,6 @@ import yaml
 from pipeline.config.trial import canonical_json
 from pipeline.config.yaml_files import PlainDumper
 from pipeline.errors import UserError
-from pipeline.intervals import last_tenth
 from pipeline.named_files import place
 from pipeline.run.layout import Layout, StageRef, TrialRecord, safe, sealed, writable, write_atomic
 from pipeline.run.metrics import METRICS, MetricsLog, to_parquet
@@ -147,7 +146,7 @@ def _record(study: Study, trial: ImportedTrial, stated: Mapping[str, Any], store
         steps=trial.steps,
         stages=dict.fromkeys(made, where),
         summary=trial.summary,
-        ends={ours: last_tenth(np.asarray(series, dtype=np.float64)) for ours, series in trial.series.items()},
+        ends=trial.ends(study.objective.window),
         cost={},
         environment={"environment": "not stated by the imported records"},
         finished=artifact.finished or "",

@@ -17,8 +17,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pipeline.errors import UserError
+from pipeline.intervals import last_tenth
 from pipeline.run.metrics import METRICS, ON_ROLLOUT, PER_PROMPT
 from pipeline.wording import shown
+from studies.definition.trainer import Window
 from studies.importing.logs import Cell, number
 from studies.importing.maps import PROGRAMS, PROMPT_ID, PROMPTS, Map, Named, conversion, first, present
 
@@ -53,6 +55,11 @@ class ImportedTrial:
     problems: list[Problem] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+
+    def ends(self, window: Window) -> dict[str, float]:
+        """Return the end of each series: its last value, or the mean of its last tenth."""
+        end = last_tenth if window == "last_tenth" else lambda values: float(values[-1])
+        return {ours: end(np.asarray(series, dtype=np.float64)) for ours, series in self.series.items()}
 
 
 def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> ImportedTrial:

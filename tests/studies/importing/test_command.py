@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -24,6 +24,7 @@ from studies.definition.design import cells
 from studies.definition.schema import STUDIES, Study, load_study
 from studies.definition.trainer import filled
 from studies.execution.study import executor, run_study
+from studies.faults import DiskFull
 from studies.importing import command
 
 TRAIN = """
@@ -54,6 +55,8 @@ if what in ("hang", "memory"):
     Path("pids").write_text(f"{os.getpid()} {child.pid}")
     kept = bytearray(300 << 20) if what == "memory" else None
     time.sleep(0 if more else 600)
+if what == "fill":
+    (out / "weights").write_bytes(bytes(8 << 20))
 rows = [f"{prompt},{prompt + float(lr)}" for prompt in range(5)]
 (out / "eval.csv").write_text("\\n".join(["prompt_id,score", *rows]))
 """
@@ -131,6 +134,27 @@ def test_words_of_a_command(write: Write) -> None:
     first: Any = cells(write())[0].config
     assert first.words == ["{python}", "train.py", "run", "1e-06", "0", "{out}"], "the key holds no path"
     assert first.filled(["{{out}}", "{out}"], "/o") == ["{out}", "/o"]
+
+
+def test_a_file_of_any_name_adds_to_the_key(write: Write, layout: Layout) -> None:
+    for name in ("words", "stop"):
+        Path(name).touch()
+        plan = cells(write(trainer={"code": [name]}))
+        assert len({command.plan_trial(cast(Any, cell.config), layout)[0].key for cell in plan}) == len(plan)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_study_and_the_same_command_goes_on(write: Write, layout: Layout) -> None:
+    layout.root.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "ablate-command", layout.root]).returncode:
+        pytest.skip("no small disk can be mounted here, which takes root")
+    try:
+        with pytest.raises(DiskFull, match="run the same command again"):
+            go(write("fill"), layout)
+        subprocess.run(["mount", "-o", "remount,size=60m", layout.root], check=True)
+        assert go(write("fill"), layout)[0]["one"].status == "complete"
+    finally:
+        subprocess.run(["umount", "-l", layout.root], check=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from trl_logs import GROUPS, GRPO, Rows, rows, write
 
 from pipeline.errors import UserError
-from studies.importing.logs import find_logs, read_table
+from studies.importing.logs import KEPT, Growing, find_logs, read_table
 from studies.importing.maps import Map, load_map
 from studies.importing.run import lines
 from studies.importing.trials import ImportedTrial, doubts
@@ -33,6 +33,15 @@ def test_arm_and_seed_stand_in_the_path(tmp_path: Path, name: str, arm: str, see
     write(tmp_path / "runs" / name, rows(updates=1), state=name.endswith("trainer_state.json"))
     found, unread = find_logs(tmp_path / "runs", Map())
     assert ([*found], unread) == ([(arm, seed)], {})
+
+
+@pytest.mark.parametrize("head", ["", "step,reward\n"])
+def test_a_growing_log_is_read_from_where_the_last_look_ended(tmp_path: Path, head: str) -> None:
+    path, log = tmp_path / f"log.{'csv' if head else 'jsonl'}", Growing()
+    written = [f"{n},{n / 2}\n" if head else f'{{"step": {n}, "reward": {n / 2}}}\n' for n in range(3 * KEPT)]
+    for end, first in ((KEPT, 0), (KEPT + 1, 0), (3 * KEPT, 1), (2, 0)):  # the last is another run's, and shorter
+        path.write_text(head + "".join(written[:end]) + written[0][:2])
+        assert [*log.rows(path)["step"].astype(int)] == [*range(first, end)]
 
 
 def test_a_trainers_folder_is_one_trial_of_its_newest_state(tmp_path: Path) -> None:
