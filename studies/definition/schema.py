@@ -128,8 +128,7 @@ class Study(Section):
     @model_validator(mode="before")
     @classmethod
     def _profile_of_foreign(cls, content: Any) -> Any:
-        named = {"imported": IMPORTED, "trainer": TRAINER}
-        given = [profile for key, profile in named.items() if isinstance(content, dict) and content.get(key)]
+        given = [key for key in (IMPORTED, TRAINER) if isinstance(content, dict) and content.get(key)]
         return {"profile": given[0], **content} if given else content
 
     @property

@@ -110,21 +110,14 @@ def _map(config: CommandTrial) -> tuple[Any, dict[str, Any]]:
 
 def _stages(config: CommandTrial, layout: Layout) -> list[dag.Stage]:
     """Our own code is no part of their keys: a new version of this program trains nothing of the user's again."""
-
-    def run_with(_: CommandTrial) -> dict[str, str]:
-        rules = [rule.model_dump(mode="json") for rule in config.stop]
-        files = {f"code {name}": digest for name, digest in config.code().items()}
-        return {"words": canonical_json(config.words), "stop": canonical_json(rules), **files}
-
-    def read_with(_: CommandTrial) -> dict[str, str]:
-        logs = config.trainer.logs.files, config.trainer.evaluation, config.window, _map(config)[1]
-        return {"logs": canonical_json(logs)}
-
+    rules = [rule.model_dump(mode="json") for rule in config.stop]
+    files = {f"code {name}": digest for name, digest in config.code().items()}
+    run_with = {"words": canonical_json(config.words), "stop": canonical_json(rules), **files}
+    logs = config.trainer.logs.files, config.trainer.evaluation, config.window, _map(config)[1]
+    run, read = partial(_command, config, layout), partial(_train, config, layout)
     return [
-        dag.Stage(
-            "command", partial(_command, config, layout), (), outside=run_with, unfinished=_unfinished, resumable=True
-        ),
-        dag.Stage("train", partial(_train, config, layout), (), outside=read_with),
+        dag.Stage("command", run, (), outside=lambda _: run_with, unfinished=_unfinished, resumable=True),
+        dag.Stage("train", read, (), outside=lambda _: {"logs": canonical_json(logs)}),
     ]
 
 
@@ -146,7 +139,7 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
     words = config.filled([*config.trainer.command, *more], str((folder / OUT).absolute()))
     environment = {**os.environ, MARK: str(folder), "OMP_NUM_THREADS": str(config.trainer.threads)}
     environment |= {} if config.trainer.gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    follow, began, peak = _Follower(config, folder, reporter), time.time(), 0.0
+    follow, began, peak = _follow(config, folder, reporter), time.time(), 0.0
     status, reason, cap, code = "", None, None, None
     print("$", subprocess.list2cmdline(words), flush=True)
     with _ended_with_us(folder):
@@ -163,7 +156,7 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
             for name, value in used.items():
                 if value > (most := getattr(config.trainer, name)):
                     status, reason, cap = "budget", f"trainer.{name}: {value:.3g} of {most:g}", (name, most)
-            if not status and (reason := follow.look()):
+            if not status and (reason := next(follow)):
                 status = "pruned"
     process.wait()
     if code and not _diverged(config, folder):
@@ -228,56 +221,43 @@ def _ended_with_us(folder: Path) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-class _Follower:
-    """Reads the log of a run while it grows, and writes the records that are complete to a file of our own."""
-
-    def __init__(self, config: CommandTrial, folder: Path, reporter: Reporter) -> None:
-        self._config, self._folder, self._reporter, self._map = config, folder, reporter, _map(config)[0]
-        self._log, self._watcher, self._path = Growing(), Watcher(config.stop), folder / "live.jsonl"
-        self._last, self._next = -1, 0.0
-
-    def look(self) -> str | None:
-        """Take over new records; returns the rule that they break, in words. Raises `OSError` for a full disk."""
-        if time.monotonic() < self._next:
-            return None
-        began, trial = time.monotonic(), None
+def _follow(config: CommandTrial, folder: Path, reporter: Reporter) -> Iterator[str | None]:
+    """Read the log of a run while it grows, and write the records that are complete to a file of our own: at each step
+    the new ones. Yields the rule that they break, in words. Raises `OSError` for a full disk."""
+    log, own, watcher, path, last = Growing(), _map(config)[0], Watcher(config.stop), folder / "live.jsonl", -1
+    while True:
+        began, new = time.monotonic(), pd.DataFrame()
         with suppress(UserError, Fault, OSError):  # no record yet, or half of one
-            file = _logs(self._config, self._folder, evaluated=False)[0]
-            trial = read_trial(("", self._config.seed), pd.concat({file.name: self._log.rows(file)}), self._map)
-        if trial:
-            self._take(trial)
-        self._next = time.monotonic() + 10 * (time.monotonic() - began)  # at most a tenth of a core
-        return self._watcher.broken()
-
-    def _take(self, trial: ImportedTrial) -> None:
-        table = pd.DataFrame(trial.series).sort_index()
-        new = table[table.index > self._last].iloc[:-1]  # the last record may still grow
-        if new.empty:
-            return
-        with MetricsLog(self._path, self._path.stat().st_size if self._last >= 0 else 0) as log:
-            for step, row in zip(new.index, new.to_dict("records"), strict=True):
-                values = {str(ours): value for ours, value in row.items() if not np.isnan(value)}
-                log.append(int(step), values)
-                self._watcher.observe(int(step), values)
-        if self._last < 0:
-            self._reporter.follow(self._path)
-        self._last = int(new.index[-1])
-        self._reporter.metrics(self._last, values)
-        if steps := self._config.trainer.steps:
-            self._reporter.progress("train", min(trial.steps, steps), steps)
+            file = _logs(config, folder, evaluated=False)[0]
+            trial = read_trial(("", config.seed), pd.concat({file.name: log.rows(file)}), own)
+            table = pd.DataFrame(trial.series).sort_index()
+            new = table[table.index > last].iloc[:-1]  # the last record may still grow
+        if len(new):
+            with MetricsLog(path, path.stat().st_size if last >= 0 else 0) as records:
+                for step, row in zip(map(int, new.index), new.to_dict("records"), strict=True):
+                    values = {str(ours): value for ours, value in row.items() if not np.isnan(value)}
+                    records.append(step, values)
+                    watcher.observe(step, values)
+            if last < 0:
+                reporter.follow(path)
+            last = step
+            reporter.metrics(last, values)
+            if steps := config.trainer.steps:
+                reporter.progress("train", min(trial.steps, steps), steps)
+        rested = time.monotonic() + 10 * (time.monotonic() - began)  # at most a tenth of a core
+        yield watcher.broken()
+        while time.monotonic() < rested:
+            yield None
 
 
 def _logs(config: CommandTrial, folder: Path, *, evaluated: bool) -> list[Path]:
     """The log of a run, and its table of an evaluation. Raises `Fault` where there is none, of the table only where the
     run has `evaluated`."""
-    found = list[Path]()
-    for patterns, needed in ((config.trainer.logs.files, True), ((config.trainer.evaluation,), evaluated)):
-        named = [pattern for pattern in patterns if pattern]
-        if file := find_file(folder / OUT, named):
-            found.append(file)
-        elif named and needed:
-            raise Fault(f"the command left no file {' or '.join(named)} in {folder / OUT}")
-    return found
+    named = [config.trainer.logs.files, *([(config.trainer.evaluation,)] if config.trainer.evaluation else ())]
+    found = [find_file(folder / OUT, patterns) for patterns in named]
+    if None in found[: 1 + evaluated]:
+        raise Fault(f"the command left no file {' or '.join(named[found.index(None)])} in {folder / OUT}")
+    return [file for file in found if file]
 
 
 def _read(config: CommandTrial, folder: Path) -> tuple[ImportedTrial, list[Path]]:
