@@ -238,7 +238,9 @@ def test_the_examples(run: Callable[..., str], tmp_path: Path, layout: Layout, n
     run(0, "report", path)
     records = load_records(layout.study(name, "trainer"), load_study(path))
     assert set(records.trials["status"]) == {"complete"}
-    assert (layout.study(name, "trainer").report / "index.html").exists()
+    page = (layout.study(name, "trainer").report / "index.html").read_text()
+    assert "as logged" in page
+    assert "std of reference" not in page
 
 
 @pytest.mark.slow
