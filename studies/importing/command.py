@@ -113,11 +113,11 @@ def _stages(config: CommandTrial, layout: Layout) -> list[dag.Stage]:
     rules = [rule.model_dump(mode="json") for rule in config.stop]
     files = {f"code {name}": digest for name, digest in config.code().items()}
     run_with = {"words": canonical_json(config.words), "stop": canonical_json(rules), **files}
-    logs = config.trainer.logs.files, config.trainer.evaluation, config.window, _map(config)[1]
+    logs = config.trainer.logs.files, config.trainer.evaluation, config.window
     run, read = partial(_command, config, layout), partial(_train, config, layout)
     return [
         dag.Stage("command", run, (), outside=lambda _: run_with, unfinished=_unfinished, resumable=True),
-        dag.Stage("train", read, (), outside=lambda _: {"logs": canonical_json(logs)}),
+        dag.Stage("train", read, (), outside=lambda _: {"logs": canonical_json((*logs, _map(config)[1]))}),
     ]
 
 
