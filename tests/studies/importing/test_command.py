@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import subprocess
 import sys
@@ -189,6 +190,8 @@ def test_how_a_command_can_end(write: Write, layout: Layout) -> None:
     assert found == ["killed_once 0.5 0", "killed_once 0.5 0 again 0.5", "nan 0.5 0", "run 0.5 0"]
     table = load_records(layout.study("mine", "trainer"), study).trials.set_index("arm")["objective/scores"]
     assert (table["nan"], table["run"], table["exit"]) == (-7.0, 10.5, pytest.approx(float("nan"), nan_ok=True))
+    records, _ = go(write("run", trainer={**ALONE, "evaluation": "other.csv"}), layout)
+    assert "left no file other.csv" in str(records["one"].reason)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +214,8 @@ def test_a_refuted_claim_with_stop_ends_the_command(write: Write, layout: Layout
     records, _ = go(study, layout)  # ended before its evaluation
     assert load_records(layout.study("mine", "trainer"), study).prompts.empty
     assert (records["one"].status, records["one"].steps) == ("pruned", 6)
+    live = next(layout.root.glob("commands/*/live.jsonl")).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in live] == [1, 2, 3, 4, 5], "the sixth may still grow"
 
 
 def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(write: Write, layout: Layout) -> None:
