@@ -164,11 +164,9 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
             probe.write(bytes(ROOM))  # raises `OSError` where a full disk may have ended the command
         killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise Fault(f"the command {killed}: {subprocess.list2cmdline(words)}")
-    _logs(config, folder, evaluated=code == 0)
-    seconds = time.time() - began
-    return {
-        "status": status or "complete", "reason": reason, "cap": cap, "wall_s": seconds, "peak_memory_gib": peak,
-    }  # fmt: skip
+    status, seconds = status or ("diverged" if code else "complete"), time.time() - began
+    _logs(config, folder, evaluated=status == "complete")
+    return {"status": status, "reason": reason, "cap": cap, "wall_s": seconds, "peak_memory_gib": peak}
 
 
 def _memory_gib(folder: Path) -> float:
@@ -260,9 +258,9 @@ def _logs(config: CommandTrial, folder: Path, *, evaluated: bool) -> list[Path]:
     return [file for file in found if file]
 
 
-def _read(config: CommandTrial, folder: Path) -> tuple[ImportedTrial, list[Path]]:
+def _read(config: CommandTrial, folder: Path, *, evaluated: bool) -> tuple[ImportedTrial, list[Path]]:
     """The trial in the logs of a run, and these. Raises `UserError`, and `Fault` for a missing file."""
-    files = _logs(config, folder, evaluated=False)
+    files = _logs(config, folder, evaluated=evaluated)
     rows = {file.relative_to(folder / OUT).as_posix(): read_table(file) for file in files}
     return read_trial(("", config.seed), pd.concat(rows), _map(config)[0]), files
 
@@ -270,7 +268,7 @@ def _read(config: CommandTrial, folder: Path) -> tuple[ImportedTrial, list[Path]
 def _diverged(config: CommandTrial, folder: Path) -> bool:
     """Return whether the log of a run ends in values that are not finite."""
     with suppress(UserError, Fault, OSError):
-        return bool(_read(config, folder)[0].diverged)
+        return bool(_read(config, folder, evaluated=False)[0].diverged)
     return False
 
 
@@ -280,7 +278,7 @@ def _train(
     """Read the logs, and keep a copy of them."""
     folder = layout.root / "commands" / command.key
     try:
-        trial, files = _read(config, folder)
+        trial, files = _read(config, folder, evaluated=command.meta["status"] == "complete")
     except UserError as error:
         raise Fault(str(error)) from None
     for file in (file for file in files if file.is_file()):
