@@ -196,7 +196,7 @@ def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
         yield _fault(f"no profile '{study.profile}'{hint}", "profile")
     elif not study.foreign:
         yield from _knobs(study)
-    yield from _of_trainer(study)
+    yield from (_fault(text, *where) for where, text in trainer_faults(study))
     yield from _names(study)
     yield from _aims(study)
     yield from _methods(study, arms)
@@ -205,23 +205,11 @@ def _of_arms(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
         yield from _falsifier(study, index, falsifier, arms)
 
 
-def _of_trainer(study: Study) -> Iterator[ConfigFault]:
-    """The trainer's command against parameters and arms, and what has no effect on other studies."""
-    if study.trainer is not None:
-        yield from (_fault(text, *where) for where, text in trainer_faults(study.trainer, study))
-    elif study.parameters:
-        yield _fault("belong to a study with a trainer of its own; leave them out", "parameters")
-    if not study.foreign and study.objective.model_fields_set & {"window", "worst"}:
-        yield _fault("window and worst are for trials of other programs; leave them out", "objective")
-
-
 def _seeds(study: Study) -> Iterator[ConfigFault]:
     """Seeds of searches and confirmations against the study's own."""
     search = study.search
     if study.foreign and study.vary:
         yield _fault("it names links of our own chain, and another program trains; leave it out", "vary")
-    if study.trainer and (search or study.imported):
-        yield _fault("has a trainer, whose arms stand under arms, grid or factors", study.kind)
     if search and len(study.seeds) > 1:
         why = f"a search trains on one seed, {len(study.seeds)} are given"
         yield _fault(f"{why}; fresh ones go under search.confirm.seeds", "seeds")

@@ -162,9 +162,16 @@ def filled(word: str, values: Mapping[str, Any]) -> str:
     return _PLACE.sub(one, word)
 
 
-def faults(trainer: Trainer, study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Places and words of what is wrong with a trainer beside its study's parameters and arms."""
-    own, at = study.parameters, ("trainer", "command")
+def faults(study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Places and words of what is wrong with a trainer beside its study's parameters and arms, or without a trainer."""
+    trainer, own, at = study.trainer, study.parameters, ("trainer", "command")
+    if not study.foreign and study.objective.model_fields_set & {"window", "worst"}:
+        yield ("objective",), "window and worst are for trials of other programs; leave them out"
+    if trainer is None:
+        yield from [(("parameters",), "belong to a study with a trainer of its own; leave them out")] * bool(own)
+        return
+    if study.search or study.imported:
+        yield (study.kind,), "has a trainer, whose arms stand under arms, grid or factors"
     known = [*own, SEED, OUT, PYTHON]
     words = [*trainer.command, *(trainer.resume.add if trainer.resume else ())]
     used = dict.fromkeys(fit[1] for word in words for fit in _PLACE.finditer(word) if fit[1])
