@@ -128,7 +128,7 @@ class Study(Section):
     @model_validator(mode="before")
     @classmethod
     def _profile_of_foreign(cls, content: Any) -> Any:
-        given = [key for key in (IMPORTED, TRAINER) if isinstance(content, dict) and content.get(key)]
+        given = [key for key in (TRAINER, IMPORTED) if isinstance(content, dict) and content.get(key)]
         return {"profile": given[0], **content} if given else content
 
     @property

@@ -85,7 +85,7 @@ class Started:
         return cells(self.study, self.profile, self.overrides)
 
     def own_cells(self) -> list[Cell]:
-        """The same; none of a study whose own trainer runs them, which has no configuration of ours."""
+        """All trials that have a configuration of ours: none where another program trains."""
         return [] if self.study.foreign else self.cells()
 
     def stages(self, cell: Cell) -> list[StagePlan]:
