@@ -151,8 +151,8 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(LOOK_SECONDS)
                 break
-            used = {"wall_clock_h": (time.time() - began) / 3600, "memory_gib": _memory_gib(folder)}
-            peak = max(peak, used["memory_gib"])
+            memory = sum(process.info["memory_info"].rss for process in processes(folder)) / GIB
+            used, peak = {"wall_clock_h": (time.time() - began) / 3600, "memory_gib": memory}, max(peak, memory)
             for name, value in used.items():
                 if value > (most := getattr(config.trainer, name)):
                     status, reason, cap = "budget", f"trainer.{name}: {value:.3g} of {most:g}", (name, most)
@@ -169,21 +169,11 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
     return {"status": status, "reason": reason, "cap": cap, "wall_s": seconds, "peak_memory_gib": peak}
 
 
-def _memory_gib(folder: Path) -> float:
-    """Return the memory of all processes of a run together (RSS)."""
-    total = 0
-    for process in processes(folder):
-        with suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total / GIB
-
-
 def processes(folder: Path) -> Iterator[psutil.Process]:
     """Yield the processes of a run, wherever they have moved."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == str(folder):
-                yield process
+    for process in psutil.process_iter(["environ", "memory_info"]):  # None where it has ended, or is another user's
+        if (process.info["environ"] or {}).get(MARK) == str(folder) and process.info["memory_info"]:
+            yield process
 
 
 def end_all(folder: Path) -> None:
