@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.run.layout import StudyFolder
-from pipeline.run.metrics import METRICS
+from pipeline.run.metrics import METRICS, scores_as_logged
 from reports.findings.findings import ArmResult, Findings, analyse
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
@@ -88,7 +88,8 @@ def compare(found: Sequence[tuple[StudyFolder, Study]], root: Path) -> tuple[Pat
         if folder.path in [other.path for other, _ in found[:at]]:
             raise UserError(f"compare: the study '{study.argument}' is given twice; name different ones")
     loaded = [load_records(folder, study) for folder, study in found]
-    return compare_studies([Compared(records, analyse(records)) for records in loaded], root)
+    with scores_as_logged(any(study.foreign for _, study in found)):
+        return compare_studies([Compared(records, analyse(records)) for records in loaded], root)
 
 
 def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]:
