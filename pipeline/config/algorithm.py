@@ -51,6 +51,16 @@ class AlgorithmConfig(Section):
             " 1 / (B x train.response_length)"
         ),
     )
+    tokens: Literal["all", "forks", "high_entropy", "low_entropy", "random"] = Field(
+        "all",
+        description=(
+            "tokens of a rollout that have an advantage, the others have 0; forks: those at which a working has several"
+            " sound ways on, of chains; the others: a share of all tokens by the policy's entropy there, or by chance"
+        ),
+    )
+    token_share: Annotated[Fraction, setting("algorithm.tokens", "high_entropy", "low_entropy", "random")] = Field(
+        0.2, description="share of the tokens of a rollout"
+    )
     gamma: Annotated[Fraction, setting("algorithm.advantage", "gae", "reinforce_pp")] = Field(
         1.0, description="discount factor per token"
     )

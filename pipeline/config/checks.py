@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.config.base import refuse
 from pipeline.config.effects import Config
+from pipeline.data.settings import longest_response
 from pipeline.rewards.kinds import TRAINED
 from pipeline.rewards.settings import check_rankings, check_scorers, check_sources
 
@@ -37,6 +38,22 @@ def _sizes(config: Config) -> None:
             )
             for name, coefficient, moving in (("kl", "beta", config.kl), ("entropy", "entropy.coef", config.entropy))
         },
+    })  # fmt: skip
+
+
+def _chains(config: Config) -> None:
+    """Chains have a vocabulary of their own, or their workings do not fit."""
+    longest, room = longest_response(config.data.chains.lengths[1]), config.train.response_length
+    refuse({
+        f"model.base '{config.model.base}' has words of its own, and so has data.source 'chains'; leave it out": (
+            config.model.base is not None
+        ),
+        f"train.response_length {room} cuts a working of {config.data.chains.lengths[1]} elements, which has {longest}"
+        " tokens; raise it, or lower data.chains.lengths": longest > room,
+    } if config.data.source == "chains" else {
+        f"algorithm.tokens 'forks' are known of chains alone, data.source is '{config.data.source}'; use another": (
+            config.algorithm.tokens == "forks"
+        ),
     })  # fmt: skip
 
 
@@ -171,6 +188,7 @@ def _natural_step(config: Config) -> None:
 
 
 CHECKS: tuple[Callable[[Any], None], ...] = (
-    _sizes, _advantage, _pairs, _rounds, check_rankings, _ratio, _critic, _natural_step, check_scorers, check_sources
+    _sizes, _chains, _advantage, _pairs, _rounds, check_rankings, _ratio, _critic, _natural_step, check_scorers,
+    check_sources,
 )  # fmt: skip
 """In the order in which faults are reported."""

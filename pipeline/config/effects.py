@@ -50,7 +50,7 @@ class Always:
     """A setting that acts even where the section around it does not."""
 
 
-def setting(key: str, *values: str | bool) -> When:
+def setting(key: str, *values: str | int) -> When:
     """The key has one of these values."""
     listed = " or ".join(str(value).lower() for value in values)
     return When(f"{key}: {listed}", lambda config: value_at(config, key) in values, key)

@@ -18,7 +18,7 @@ from pipeline.algorithms.settings import LEARNS, KlConfig
 from pipeline.config.algorithm import AlgorithmConfig, OptimiserConfig
 from pipeline.config.base import Positive, Section, Seed, StrictlyPositive, with_settings
 from pipeline.config.checks import check_combinations
-from pipeline.config.effects import content_of
+from pipeline.config.effects import content_of, setting
 from pipeline.config.networks import AdapterConfig, CriticConfig, ModelConfig, SftConfig
 from pipeline.config.train import REPLAY, SAMPLES_USED, ReplayConfig, TrainConfig, ValuesConfig
 from pipeline.data.settings import DataConfig
@@ -55,6 +55,13 @@ class EvaluateConfig(Section):
         description=(
             "samples of the policy for each prompt, of which it answers with the best by the training reward; the gold"
             " judge never chooses"
+        ),
+    )
+    passes: Annotated[Positive, setting("data.source", "chains"), setting("evaluate.best_of", 1)] = Field(
+        1,
+        description=(
+            "samples of the policy for each prompt, by which the probability is estimated that one of 4, 16 or 64 has"
+            " the right answer; the first is the one that is judged"
         ),
     )
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
@@ -145,7 +152,8 @@ class TrialConfig(Section):
         if self.judge.kind != "auto":
             return self.judge
         builtin = "helpful" if self.data.builtin.insults else "grammar"
-        return self.judge.model_copy(update={"kind": builtin if self.data.source == "builtin" else GUARDED})
+        kind = {"builtin": builtin, "chains": "verifier"}.get(self.data.source, GUARDED)
+        return self.judge.model_copy(update={"kind": kind})
 
     @property
     def judges(self) -> dict[str, ScorerConfig]:

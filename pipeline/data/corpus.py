@@ -3,6 +3,7 @@ only file that depends on the source."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +33,18 @@ class Corpus:
     """Description of what was read and what was left out."""
     counts: dict[str, int] = field(default_factory=dict)
     """Rows read, and rows left out by reason."""
+    words: tuple[str, ...] = ()
+    """The vocabulary, where the texts have a small one that is known; the first of them ends a prompt."""
+    prompts: tuple[list[str], list[str]] | None = None
+    """Training and held-out prompts, where these are no openings of the texts."""
 
 
 def load_corpus(cfg: DataConfig) -> Corpus:
     """Read the texts of a configuration. Raises `UserError` for what is absent, unreadable or too little."""
     if cfg.source == "builtin":
         return _builtin(cfg)
+    if cfg.source == "chains":
+        return _chains(cfg)
     if cfg.source == "local":
         return _split(read_splits(Path(cfg.local.path or ""), "data.local.path", TEXT_COLUMNS), cfg)
     return _split(hub_splits(cfg), cfg)
@@ -53,6 +60,17 @@ def _builtin(cfg: DataConfig) -> Corpus:
     insulting = f", {cfg.builtin.insults:.0%} of them with an insult" if cfg.builtin.insults else ""
     note = f"{len(reviews)} distinct built-in reviews{insulting}, seed {cfg.seed}"
     return Corpus([review.text for review in train], [review.text for review in kept], nats, note)
+
+
+def _chains(cfg: DataConfig) -> Corpus:
+    from pipeline.data.chains import GROUPS, SIGNS, prompts, texts
+
+    rng, chains = random.Random(cfg.seed), cfg.chains
+    train, heldout = (texts(chains, cfg.sft_texts, False, rng), texts(chains, cfg.heldout_prompts, True, rng))
+    asked = prompts(chains, cfg.train_prompts, False, rng), prompts(chains, cfg.heldout_prompts, True, rng)
+    low, high = chains.lengths
+    note = f"products of {low} to {high} elements of {chains.group}, seed {cfg.seed}"
+    return Corpus(train, heldout, None, note, words=(*SIGNS, *GROUPS[chains.group].elements), prompts=asked)
 
 
 def _split(splits: Mapping[str, Any], cfg: DataConfig) -> Corpus:

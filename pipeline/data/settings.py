@@ -7,12 +7,15 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from pipeline.config.base import COMMIT, Fraction, Positive, Section, Seed, Tokens, refuse
-from pipeline.config.effects import Chosen, absent
+from pipeline.config.effects import Chosen, absent, setting
 
 MEASURED_TEXTS = 256
 """Held-out texts, as far as there are any, on which the perplexity of policy and reference is measured."""
 MOST_PROMPT_TOKENS = 128
 """Longer prompts are passed over: one of them would widen its whole batch."""
+
+OPENINGS = setting("data.source", "builtin", "local", "hub")
+"""Prompts are openings of the texts."""
 
 
 class BuiltinSettings(Section):
@@ -40,14 +43,40 @@ class HubSettings(Section):
     revision: str | None = Field(None, description="commit of the data set, 40 hexadecimal digits")
 
 
+class ChainsSettings(Section):
+    """Products in a finite group (`pipeline.data.chains`)."""
+
+    group: Literal["z10", "s3", "s4", "s5"] = Field(
+        "s3", description="z10: numbers modulo 10; s3, s4, s5: permutations of 3, 4 or 5 things, whose order counts"
+    )
+    lengths: tuple[Annotated[int, Field(ge=2, le=30)], Annotated[int, Field(ge=2, le=30)]] = Field(
+        (2, 8), description="elements of a chain, uniform in this range"
+    )
+    long: Fraction = Field(0.5, description="share of the demonstrations with a working; the others answer at once")
+    wrong_steps: Fraction = Field(0.03, description="probability that a step of a demonstrated working is wrong")
+
+
+def longest_response(k: int) -> int:
+    """Tokens of a working of k elements with its answer and EOS: k (k - 1) / 2 elements in k - 1 rows, and three more.
+
+    >>> longest_response(8)
+    38
+    """
+    return k * (k - 1) // 2 + k - 1 + 3
+
+
 class DataConfig(Section):
     """Sources of texts, and their cut into prompts."""
 
-    source: Literal["builtin", "local", "hub"] = Field(
+    source: Literal["builtin", "chains", "local", "hub"] = Field(
         "builtin",
-        description="builtin: reviews from a grammar; local: a file or folder; hub: a data set of the Hugging Face hub",
+        description=(
+            "builtin: reviews from a grammar; chains: products in a finite group, whose answers can be checked; local:"
+            " a file or folder; hub: a data set of the Hugging Face hub"
+        ),
     )
     builtin: Annotated[BuiltinSettings, Chosen("source")] = BuiltinSettings()
+    chains: Annotated[ChainsSettings, Chosen("source")] = ChainsSettings()
     local: Annotated[LocalSettings, Chosen("source")] = LocalSettings()
     hub: Annotated[HubSettings, Chosen("source")] = HubSettings()
     sft_texts: Positive = Field(20_000, description="texts for supervised fine-tuning")
@@ -59,11 +88,11 @@ class DataConfig(Section):
             " evaluate.prompts"
         ),
     )
-    prompt_length: tuple[Tokens, Tokens] = Field(
+    prompt_length: Annotated[tuple[Tokens, Tokens], OPENINGS] = Field(
         (3, 8), description="a prompt is the first k units of a text, k uniform in this range"
     )
-    prompt_unit: Literal["words", "tokens"] = Field("words", description="tokens are the policy's")
-    vocab_size: Annotated[Positive, Field(le=2**20), absent("model.base")] = Field(
+    prompt_unit: Annotated[Literal["words", "tokens"], OPENINGS] = Field("words", description="tokens are the policy's")
+    vocab_size: Annotated[Positive, Field(le=2**20), OPENINGS, absent("model.base")] = Field(
         700, description="size of the BPE vocabulary, when the tokenizer is trained here"
     )
     seed: Seed = Field(0, description="seed of the texts and of their split into prompts")

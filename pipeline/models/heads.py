@@ -234,32 +234,43 @@ LARGEST = 50.0
 hold."""
 
 
-def perplexity(model: CausalLM, rows: list[list[int]], room: Room) -> float:
-    """exp(sum of -log π / tokens) at temperature 1, over all tokens but the first of each text, as SFT measures it.
+def perplexity(model: CausalLM, rows: list[list[int]], room: Room, ask: int | None = None) -> float:
+    """exp(sum of -log π / tokens) at temperature 1, over the tokens that SFT learns, as it measures it.
 
     A ratio of sums: long texts weigh more. Raises `MemoryFull`.
     """
-    nats = float(text_nats(model, rows, room).sum())
-    return math.exp(min(nats / sum(len(row) - 1 for row in rows), LARGEST))
+    nats = float(text_nats(model, rows, room, ask).sum())
+    return math.exp(min(nats / learned_tokens(rows, ask), LARGEST))
 
 
-def text_states(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states (N, H) that predict the tokens of texts after their first; these tokens, and the text of each, (N,)
-    int64."""
+def learned_tokens(rows: list[list[int]], ask: int | None) -> int:
+    """Count the tokens after the first of each text, or after its first `ask`, which ends a prompt."""
+    return sum(len(row) - 1 - (0 if ask is None else row.index(ask)) for row in rows)
+
+
+def text_states(
+    model: CausalLM, rows: list[list[int]], device: torch.device, ask: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states (N, H) that predict the tokens of texts after their first, or after their first `ask`; these
+    tokens, and the text of each, (N,) int64."""
     ids, mask = collate(rows, device)
-    row, column = mask[:, 1:].nonzero(as_tuple=True)
+    learned = mask[:, 1:]
+    if ask is not None:
+        learned = learned & ((ids == ask).cumsum(1)[:, :-1] > 0)
+    row, column = learned.nonzero(as_tuple=True)
     return states(model, ids[:, :-1], mask.sum(1) - 1, row, column), ids[row, column + 1], row
 
 
 @torch.inference_mode()
-def text_nats(model: CausalLM, rows: list[list[int]], room: Room) -> Tensor:
-    """-log π of each text's tokens after the first, summed; (n,) float64 on the CPU, nats. Raises `MemoryFull`."""
+def text_nats(model: CausalLM, rows: list[list[int]], room: Room, ask: int | None = None) -> Tensor:
+    """-log π of each text's tokens after the first, or after its first `ask`, summed; (n,) float64 on the CPU, nats.
+    Raises `MemoryFull`."""
     device = next(model.parameters()).device
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))  # so that little of a batch is padding
     found = torch.zeros(len(rows), dtype=torch.float64)
 
     def fill(part: slice) -> None:
-        hidden, labels, row = text_states(model, [rows[index] for index in order[part]], device)
+        hidden, labels, row = text_states(model, [rows[index] for index in order[part]], device, ask)
         nats = -head_logprobs(model, hidden, labels, 1.0).double()
         found[order[part]] = torch.zeros(len(order[part]), dtype=torch.float64).index_add(0, row.cpu(), nats.cpu())
 

@@ -116,6 +116,23 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Any:
     return tokenizer
 
 
+def word_tokenizer(words: Sequence[str]) -> Any:
+    """A transformers tokenizer of so many words, one token each, between white space. Other words become padding."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: place for place, word in enumerate((PAD, EOS, *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
 ENCODED = 256
 """Texts tokenised at a time: a tokenizer's output on a whole review takes many times the memory of the tokens that are
 kept."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import yaml
 from pydantic import Field
 
-from pipeline.config.base import NonNegative, Section
+from pipeline.config.base import Fraction, NonNegative, Section
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Kind:
     scores: bool = True
     """True where a policy can be trained on it; the others judge alone."""
     reads: str = ""
-    """Texts that it can score: `reviews` the built-in ones, `insults` those that insult; empty: all."""
+    """Texts that it can score: `reviews` the built-in ones, `insults` those that insult, `chains`; empty: all."""
 
 
 KINDS: dict[str, Kind] = {
@@ -63,6 +63,21 @@ class ClassifierSettings(Section):
     )
     revision: str | None = Field(None, description="commit of a hub id, 40 hexadecimal digits")
     label: str | None = Field(None, description="the model's name of the output that is wanted; none: its only one")
+
+
+class VerifierSettings(Section):
+    """Errors and generosity of a verifier. 1 less the two error rates is Youden's J: at 0 the reward holds no
+    information on the answer, below 0 it misleads."""
+
+    false_positive: Fraction = Field(0.0, description="probability that a wrong answer is accepted")
+    false_negative: Fraction = Field(0.0, description="probability that a right answer is rejected")
+    extract: Literal["strict", "lenient"] = Field(
+        "strict",
+        description="strict: the response ends with its only answer; lenient: any `= x` in it, which can be hacked",
+    )
+    sound_rows: NonNegative = Field(
+        0.0, description="points for a working all of whose rows are sound; in part for a share"
+    )
 
 
 class OcrSettings(Section):

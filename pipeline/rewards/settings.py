@@ -277,7 +277,8 @@ class JudgeConfig(ScorerConfig):
     kind: str = Field(
         "auto",
         description=(
-            "auto: grammar on built-in reviews (helpful where they insult), else fluent_lexicon; fluent_lexicon: VADER,"
+            "auto: grammar on built-in reviews (helpful where they insult), verifier on chains, else fluent_lexicon;"
+            " fluent_lexicon: VADER,"
             " and text that no writer would write loses; lexicon: VADER alone, which gibberish can please; cycle: of"
             " built-in reviews fewer faults win, then a strong opinion at the end beats a mild one, a mild one advice,"
             f" and advice a strong one; {OWN_CLASS}"
@@ -298,8 +299,11 @@ def check_scorers(config: Config) -> None:
     for key, kind in kinds.items():
         reads = KINDS[kind].reads if kind in KINDS else ""
         refuse({
-            f"{key} '{kind}' understands only built-in reviews, data.source is '{data.source}'; use lexicon or"
-            " classifier": bool(reads) and data.source != "builtin",
+            f"{key} '{kind}' understands only built-in reviews, data.source is '{data.source}'; use"
+            f" {'verifier' if data.source == 'chains' else 'lexicon or classifier'}":
+                reads in ("reviews", "insults") and data.source != "builtin",
+            f"{key} '{kind}' understands only chains, data.source is '{data.source}'; use another, or data.source:"
+            " chains": reads == "chains" and data.source != "chains",
             f"{key} '{kind}' is about insults, and data.builtin.insults is 0; use a share above 0":
                 reads == "insults" and not data.builtin.insults,
         })  # fmt: skip

@@ -107,8 +107,8 @@ METRICS: dict[str, Metric] = _Metrics({row.key: row for row in _ROWS if row not 
 PER_PROMPT = {row.key: row.columns for row in METRICS.values() if row.columns}
 """Metrics that are a mean over prompts, or a ratio of two sums over prompts: numerator and denominator column of an
 evaluation's ``prompts.parquet``."""
-BY_FAMILY = {_head(row.key): _head(row.columns[0]) for row in FAMILIES if row.columns}
-"""Heads of the members of a family that are a mean over prompts, and of their column in the same file."""
+BY_FAMILY = {_head(row.key): row.columns for row in FAMILIES if row.columns}
+"""The same of families, by the heads of their members' names; a member's own name ends that of its columns."""
 
 
 def per_prompt(key: str) -> tuple[str, str | None] | None:
@@ -118,9 +118,33 @@ def per_prompt(key: str) -> tuple[str, str | None] | None:
     >>> per_prompt("eval/gold"), per_prompt("eval/gold/harmless"), per_prompt("eval/distinct_1")
     (('policy_gold', None), ('policy_gold/harmless', None), None)
     """
-    if column := BY_FAMILY.get(_head(key)):
-        return column + key.removeprefix(_head(key)), None
-    return PER_PROMPT.get(key)
+    if not (columns := BY_FAMILY.get(_head(key))):
+        return PER_PROMPT.get(key)
+    above, below = (column and _head(column) + key.removeprefix(_head(key)) for column in columns)
+    return str(above), below
+
+
+_COLUMNS = {column for pair in PER_PROMPT.values() for column in pair}
+_HEADS = tuple(_head(column) for pair in BY_FAMILY.values() for column in pair if column)
+
+
+def is_measured(column: str) -> bool:
+    """Return whether some metric is made of a column of ``prompts.parquet``."""
+    return column in _COLUMNS or column.startswith(_HEADS)
+
+
+def measured_in(columns: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    """The metrics that such columns of ``prompts.parquet`` give, each with its numerator and denominator.
+
+    >>> measured_in(["win", "policy_gold/harmless"])
+    {'eval/win_rate': ('win', None), 'eval/gold/harmless': ('policy_gold/harmless', None)}
+    """
+    there = list(columns)
+    found = {key: pair for key, pair in PER_PROMPT.items() if pair[0] in there}
+    for head, (above, _) in BY_FAMILY.items():
+        names = [column.removeprefix(_head(above)) for column in there if column.startswith(_head(above))]
+        found |= {head + name: pair for name in names if (pair := per_prompt(head + name))}
+    return found
 
 
 def each_step(key: str) -> bool:

@@ -10,7 +10,7 @@ larger n. Beside the answers, both networks are measured on held-out texts (`pip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,36 +33,18 @@ from pipeline.models.policy import Episodes, response_hidden
 from pipeline.models.precision import Precision
 from pipeline.models.process import Bench, bench
 from pipeline.models.tokenizers import encode
-from pipeline.rewards.base import Completions, Proxy
+from pipeline.rewards.base import Completions, Proxy, Reward
 from pipeline.rewards.grammar import endings_of
 from pipeline.rewards.kinds import GUARDED
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
-from pipeline.run.metrics import check_keys
+from pipeline.run.metrics import check_keys, measured_in
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.checked import checked, passed
 from pipeline.stages.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.training.new_actor import load_reference
 
-MEANS = {
-    "eval/tie_rate": "tie",
-    "eval/gold": "policy_gold",
-    "eval/gold_reference": "reference_gold",
-    "eval/proxy": "policy_proxy",
-    "eval/proxy_reference": "reference_proxy",
-    "eval/kl_per_sequence": "kl",
-    "eval/length": "policy_length",
-    "eval/eos_rate": "policy_eos",
-    "eval/fault_rate": "policy_faulty",
-    "eval/fault_rate_reference": "reference_faulty",
-}
-"""Metrics that are the mean of a column over the prompts."""
-PARTS = {
-    "policy_reward/": "eval/reward/",
-    "policy_gold/": "eval/gold/",
-    "reference_gold/": "eval/gold_reference/",
-}
-"""Prefixes of the columns of reward parts and further judges, and those of their metrics."""
 AFTER = 3
 """Steps after the answers: judging, drift, texts."""
 
@@ -80,10 +62,10 @@ def evaluate(
     judge: Artifact | None = None,
 ) -> dict[str, Any]:
     """Judge one completion of the policy on every held-out prompt, and measure its drift from the reference."""
-    draws = cfg.evaluate.best_of
+    draws, passes = cfg.evaluate.best_of, cfg.evaluate.passes
 
     def progress(done: int, note: str = "") -> None:
-        reporter.progress("evaluate", done, draws + AFTER, note)
+        reporter.progress("evaluate", done, draws + passes - 1 + AFTER, note)
 
     # Only a choice among several answers is charged, so only then is its work recorded.
     with bench(cfg.runtime, out, reporter.warn, charged=draws > 1) as at:
@@ -91,7 +73,8 @@ def evaluate(
         policy = freeze(load_snapshot(train.path / "policy", at.device))
         chosen = _answered(cfg, at, data, policy, reward_of(reward, at.device, at.room), progress)
         progress(draws, "judging")
-        columns, points = _judged(cfg, at, data, drawn, chosen, judge)
+        gold = judge_of(cfg.gold, at.device, at.room, judge)
+        columns, points = _judged(cfg, at, data, drawn, chosen, gold)
         progress(draws + 1, "drift")
         base = freeze(load_reference(sft, cfg.adapter.quantize, at.device))
         with Precision.of(at.device).autocast():
@@ -101,14 +84,18 @@ def evaluate(
             "kl": (kl.sum(1).double() if draws == 1 else kl_of_chosen(draws, log_ratios)).numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": nats.sum(1).double().numpy(),
+            **checked(gold, chosen.answers, entropy),
             **points,
         }
-        progress(draws + 2, "texts")
+        if passes > 1:
+            columns |= passed(gold, _several(cfg, at, data, policy, chosen.answers, progress))
+        progress(draws + passes + 1, "texts")
         kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(MEASURED_TEXTS).tolist()
+        ask = prompts.meta.get("ask")
         texts = encode(data.tokenizer, kept, cfg.sft.max_tokens)
         capability = {
-            "eval/perplexity_texts": perplexity(policy, texts, at.room),
-            "eval/perplexity_texts_reference": perplexity(base, texts, at.room),
+            "eval/perplexity_texts": perplexity(policy, texts, at.room, ask),
+            "eval/perplexity_texts_reference": perplexity(base, texts, at.room, ask),
         }
         table = pd.DataFrame(columns)
         summary = summarise(table, drawn.count) | capability
@@ -118,7 +105,7 @@ def evaluate(
         table.to_parquet(out / "prompts.parquet", index=False)
         table.head(cfg.evaluate.sample_rows).to_parquet(out / "samples.parquet", index=False)
         write_json(out / "summary.json", summary)
-        progress(draws + AFTER)
+        progress(draws + passes - 1 + AFTER)
         return {"summary": summary, "prompts": len(table)}
 
 
@@ -142,6 +129,21 @@ def _answered(
     chosen = choose(count, draw, score)
     ledger.generated_tokens = chosen.sampled_tokens
     return chosen
+
+
+def _several(
+    cfg: TrialConfig,
+    at: Bench,
+    data: PromptSet,
+    policy: CausalLM,
+    first: Completions,
+    progress: Callable[[int, str], None],
+) -> Iterator[Completions]:
+    """Yield `evaluate.passes` answers to every prompt; the first is the one that is judged."""
+    yield first
+    for number in range(1, cfg.evaluate.passes):
+        progress(number + 1, "further samples")
+        yield answers(cfg, policy, data, at.room, "policy", number)
 
 
 @dataclass(frozen=True)
@@ -209,11 +211,10 @@ def kl_of_chosen(n: int, log_ratios: Tensor) -> Tensor:
 
 
 def _judged(
-    cfg: TrialConfig, at: Bench, data: PromptSet, drawn: Draws, chosen: BestAnswers, judge: Artifact | None
+    cfg: TrialConfig, at: Bench, data: PromptSet, drawn: Draws, chosen: BestAnswers, gold_judge: Reward
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Columns of the answers and their comparison with the reference's; those of reward parts and further judges."""
     mine, first, proxy = chosen.answers, cfg.evaluate.first_prompt, chosen.proxy.double().numpy()
-    gold_judge = judge_of(cfg.gold, at.device, at.room, judge)
     further = further_judges(cfg.gold, at.device, at.room)
     gold, endings = gold_judge(mine).double().numpy(), endings_of(gold_judge, mine)
     ahead = 0.0 if endings is None else circle(endings.double().numpy()[:, None], drawn.grid("ending"))
@@ -261,27 +262,23 @@ def drift(policy: CausalLM, reference: CausalLM, episodes: Episodes, temperature
 
 def summarise(table: pd.DataFrame, draws: int) -> dict[str, float]:
     """The ``eval/*`` metrics of one trial by `draws` draws a prompt; see pipeline/run/metrics.csv."""
-    tokens, decided = float(table["policy_length"].sum()), float(table["decided"].sum())
+    tokens = float(table["policy_length"].sum())
     words = [completion.split() for completion in table["policy_completion"]]
-    means = MEANS | {
-        head + column.removeprefix(prefix): column
-        for prefix, head in PARTS.items()
-        for column in table.columns
-        if column.startswith(prefix)
-    }
     summary = {
         **_rate("eval/win_rate", table["win"], draws),
         **_rate("eval/win_rate_proxy", table["win_proxy"], draws),
-        # Undefined where the judge decides no pair: no key, since files hold no NaN.
-        **({"eval/preference_accuracy": table["agree"].sum() / decided} if decided else {}),
-        **{key: table[column].mean() for key, column in means.items() if column in table},
-        "eval/kl_per_token": table["kl"].sum() / tokens,
-        "eval/entropy": table["entropy"].sum() / tokens,
         "eval/distinct_1": distinct(words, 1),
         "eval/distinct_2": distinct(words, 2),
         # exp is capped so that a collapsed policy gives a number that files and plots can hold.
         "eval/ppl_reference": math.exp(min(table["reference_nats"].sum() / tokens, 50.0)),
     }
+    for key, (above, below) in measured_in(table.columns).items():
+        if key in summary:
+            continue
+        if below is None:
+            summary[key] = table[above].mean()
+        elif total := table[below].sum():  # else it is undefined: no key, since files hold no NaN
+            summary[key] = table[above].sum() / total
     return {key: float(value) for key, value in summary.items()}
 
 

@@ -62,7 +62,7 @@ class Draws:
 
     @property
     def parts(self) -> list[str]:
-        return [column for column in self.table.columns if column.startswith(("reward/", "gold/"))]
+        return [column for column in self.table.columns if column.startswith(("reward/", "gold/", "mark/"))]
 
     def grid(self, column: str) -> Array:
         """A column as (prompts, k)."""

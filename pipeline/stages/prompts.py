@@ -15,7 +15,7 @@ import pandas as pd
 from pipeline.config.trial import TrialConfig
 from pipeline.data.corpus import load_corpus
 from pipeline.data.prompts import make_prompts
-from pipeline.models.tokenizers import pretrained_tokenizer, train_tokenizer
+from pipeline.models.tokenizers import pretrained_tokenizer, train_tokenizer, word_tokenizer
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 
@@ -24,14 +24,19 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     """Read or generate the texts and cut the prompts."""
     data = cfg.data
     corpus = load_corpus(data)
-    if cfg.model.base is None:
-        tokenizer = train_tokenizer(corpus.train, data.vocab_size)
-    else:
+    if cfg.model.base is not None:
         tokenizer = pretrained_tokenizer(cfg.model.base, cfg.model.revision)
+    elif corpus.words:
+        tokenizer = word_tokenizer(corpus.words)
+    else:
+        tokenizer = train_tokenizer(corpus.train, data.vocab_size)
     tokenizer.save_pretrained(out / "tokenizer")
-    rng = np.random.default_rng([data.seed, 1])
-    train = make_prompts(corpus.train, data.train_prompts, data, tokenizer, rng, taken=frozenset())
-    heldout = make_prompts(corpus.heldout, data.heldout_prompts, data, tokenizer, rng, taken=frozenset(train))
+    if corpus.prompts is not None:
+        train, heldout = corpus.prompts
+    else:
+        rng = np.random.default_rng([data.seed, 1])
+        train = make_prompts(corpus.train, data.train_prompts, data, tokenizer, rng, taken=frozenset())
+        heldout = make_prompts(corpus.heldout, data.heldout_prompts, data, tokenizer, rng, taken=frozenset(train))
     for name, column, rows in (
         ("sft", "text", corpus.train),
         ("train", "prompt", train),
@@ -53,4 +58,6 @@ def prompts(cfg: TrialConfig, out: Path, reporter: Reporter) -> dict[str, Any]:
     for name, made in (("train_prompts", train), ("heldout_prompts", heldout)):
         if len(made) < (asked := getattr(data, name)):
             reporter.warn(f"data.{name} asks for {asked:,} prompts; the texts give {len(made):,}, which are used")
-    return {"note": corpus.note, **summary}
+    # SFT learns the responses of texts whose prompts have no order to learn.
+    ask = tokenizer.convert_tokens_to_ids(corpus.words[0]) if corpus.words else None
+    return {"note": corpus.note, "ask": ask, **summary}

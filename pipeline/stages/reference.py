@@ -1,7 +1,8 @@
 """Stage 4: the reference's answers to the held-out prompts, k draws a prompt, scored once for all trials.
 
 Writes ``draws.parquet`` (prompt_id, draw, prompt, completion, gold, proxy, length, eos, and ``reward/<part>`` of a
-composite, ``gold/<judge>`` of further judges, and ending of a cyclic judge; the draws of one prompt next to each other)
+composite, ``gold/<judge>`` of further judges, ending of a cyclic judge, and ``mark/right`` and ``mark/worked`` where
+answers can be checked; the draws of one prompt next to each other)
 and ``summary.json``.
 """
 
@@ -21,6 +22,7 @@ from pipeline.rewards.scorers import further_judges, judge_of, reward_of
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
+from pipeline.stages.checked import marks_of_draws
 from pipeline.stages.heldout import DRAWS, Draws, answers, heldout_prompts
 from pipeline.training.new_actor import load_reference
 
@@ -59,6 +61,7 @@ def reference(
             }
             if (endings := endings_of(gold, drawn)) is not None:
                 columns["ending"] = endings.double().numpy()
+            columns |= marks_of_draws(gold, drawn)
             columns |= {f"reward/{name}": part.double().numpy() for name, part in parts.items()}
             columns |= {f"gold/{name}": one(drawn).double().numpy() for name, one in further.items()}
             tables.append(pd.DataFrame(columns))

@@ -33,6 +33,7 @@ from pipeline.rewards import own
 from pipeline.rewards.base import Completions
 from pipeline.rewards.collection import read_responses
 from pipeline.rewards.scorers import further_judges, judge_of, reward_of
+from pipeline.rewards.verifier import marks_of
 from pipeline.run.layout import write_json
 from pipeline.run.metrics import MetricsLog, to_parquet
 from pipeline.run.progress import Reporter
@@ -118,7 +119,8 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
         scores, parts = proxy.explained(completions)
         points = {name: one(completions) for name, one in further.items()}
-        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts, points)
+        marks = marks_of(gold, completions, cfg.train.response_length)
+        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts, points, marks)
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)

@@ -45,8 +45,12 @@ class Scores:
     """(B,) of each part of a composite reward, calibrated."""
     further: Mapping[str, Tensor] = field(default_factory=dict)
     """(B,) points of each further judge; recorded, never trained on."""
+    marks: Mapping[str, Tensor] = field(default_factory=dict)
+    """Of answers that can be checked: right, worked and sound, (B,) 0 or 1, and `FORKS`, (B, T) bool."""
 
 
+FORKS = "forks"
+"""The mark of each token: True where several were sound."""
 ScoreFn = Callable[[Episodes, Sequence[int]], Scores]
 """Scores episodes whose prompts have the given indices."""
 

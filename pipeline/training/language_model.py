@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.config.networks import SftConfig
-from pipeline.models.heads import text_states
+from pipeline.models.heads import learned_tokens, text_states
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room, text_rows
 from pipeline.models.precision import Precision
@@ -28,9 +28,9 @@ MAX_POSITIONS = 1024
 """Number of positions of a network from scratch."""
 
 
-def nats(model: CausalLM, rows: list[list[int]], device: torch.device) -> tuple[Tensor, int]:
-    """Summed cross-entropy of all tokens but the first of each row, and their number."""
-    hidden, labels, _ = text_states(model, rows, device)
+def nats(model: CausalLM, rows: list[list[int]], device: torch.device, ask: int | None) -> tuple[Tensor, int]:
+    """Summed cross-entropy of all tokens but the first of each row, or those after its first `ask`; their number."""
+    hidden, labels, _ = text_states(model, rows, device, ask)
     return functional.cross_entropy(model.get_output_embeddings()(hidden), labels, reduction="sum"), len(labels)
 
 
@@ -40,9 +40,9 @@ def fit(
     cfg: SftConfig,
     reporter: Reporter,
     checkpointing: bool = False,
-    stage: str = "sft",
+    ask: int | None = None,
 ) -> None:
-    """AdamW with warm-up and cosine decay to a tenth; `stage` is the one that reports progress."""
+    """AdamW with warm-up and cosine decay to a tenth, on the tokens of texts, or those after the token `ask`."""
     device = next(model.parameters()).device
     room = text_room(model, cfg, reporter)
     steps = Supervised(model, [model], WEIGHT_DECAY, room, checkpointing)
@@ -52,14 +52,14 @@ def fit(
         if place == 0:
             order = permutation(len(rows), cfg.seed, "sft", turn).tolist()
         batch = [rows[index] for index in order[place * cfg.batch_size : (place + 1) * cfg.batch_size]]
-        tokens = max(sum(len(row) - 1 for row in batch), 1)
+        tokens = max(learned_tokens(batch, ask), 1)
 
         def share(part: slice, batch: list[list[int]] = batch, tokens: int = tokens) -> Tensor:
-            return nats(model, batch[part], device)[0] / tokens
+            return nats(model, batch[part], device, ask)[0] / tokens
 
         loss = steps.step(cfg.lr * schedule(step, cfg), len(batch), share)
         if step % 20 == 19 or step + 1 == cfg.steps:
-            reporter.progress(stage, step + 1, cfg.steps, f"{float(loss):.3f} nats per token")
+            reporter.progress("sft", step + 1, cfg.steps, f"{float(loss):.3f} nats per token")
     steps.close()
 
 
@@ -79,7 +79,9 @@ def schedule(step: int, cfg: SftConfig) -> float:
 
 
 @torch.inference_mode()
-def measure(model: CausalLM, rows: list[list[int]], room: Room, text_nats: float | None) -> dict[str, Any]:
+def measure(
+    model: CausalLM, rows: list[list[int]], room: Room, text_nats: float | None, ask: int | None = None
+) -> dict[str, Any]:
     """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
 
     `text_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
@@ -89,7 +91,7 @@ def measure(model: CausalLM, rows: list[list[int]], room: Room, text_nats: float
     device = next(model.parameters()).device
 
     def of(part: slice) -> tuple[float, int]:
-        loss, count = nats(model, rows[part], device)
+        loss, count = nats(model, rows[part], device, ask)
         return float(loss), count
 
     with Precision.of(device).autocast():

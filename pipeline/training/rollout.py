@@ -13,13 +13,14 @@ from pipeline.algorithms.gae import targets
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.mathematics.advantages import explained_variance
 from pipeline.algorithms.mathematics.kl import k3
-from pipeline.algorithms.mathematics.masking import masked_mean, masked_var, masked_whiten
+from pipeline.algorithms.mathematics.masking import lowest, masked_mean, masked_var, masked_whiten
 from pipeline.config.train import has_replay
+from pipeline.config.trial import TrialConfig
 from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
 from pipeline.training.experience import Experience, Measured, groups_of
 from pipeline.training.health import check_finite, repetition
-from pipeline.training.judging import RolloutContext, Scores, judge, measure, score_rows, shaped
+from pipeline.training.judging import FORKS, RolloutContext, Scores, judge, measure, score_rows, shaped
 from pipeline.training.replay import discount, greedy_baseline, replay, replay_metrics
 
 
@@ -66,6 +67,7 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             **drift_metrics(measured, mask),
             **reward_metrics(scores, final, non_score),
             **sampling_metrics(episodes),
+            **answer_metrics(scores, episodes, measured.entropy),
             "objective/advantage_std": float(masked_var(advantages, counted).sqrt()),
             **(replay_metrics(judged, replayed, share.beside, discount(cfg)) if replayed else {}),
         }
@@ -80,7 +82,7 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             metrics |= {"value/explained_variance": explained} if math.isfinite(explained) else {}
         if cfg.algorithm.whiten_advantages:
             advantages = masked_whiten(advantages, counted)
-        advantages = torch.where(mask, advantages, 0.0)
+        advantages = torch.where(_learned_from(cfg, scores, measured, mask, update), advantages, 0.0)
         returns = None if expected is None else targets(judged, expected)
         numbers = groups_of(episodes, cfg.kl, data.closes) if cfg.kl.grouped_in("loss") else None
     beta, beside = context.terms.kl_coef, int(share.beside.sum())
@@ -122,6 +124,20 @@ def _own_share(context: RolloutContext, prompts: Tensor, update: int) -> _Share:
     return own
 
 
+def _learned_from(cfg: TrialConfig, scores: Scores, measured: Measured, mask: Tensor, update: int) -> Tensor:
+    """(B, T) True at the valid tokens that have an advantage."""
+    kind = cfg.algorithm.tokens
+    if kind == "all":
+        return mask
+    if kind == "forks":
+        return scores.marks[FORKS].to(mask.device) & mask
+    if kind == "random":
+        rank = uniforms(*mask.shape, cfg.train.seed, "tokens", update).to(mask.device)
+    else:
+        rank = measured.entropy if kind == "low_entropy" else -measured.entropy
+    return lowest(rank, mask, cfg.algorithm.token_share)
+
+
 def drift_metrics(measured: Measured, mask: Tensor) -> dict[str, float]:
     """KL to the reference by every estimator, and to the policy that the round began with; entropy sampled and exact;
     definitions in pipeline/run/metrics.csv."""
@@ -150,6 +166,26 @@ def reward_metrics(scores: Scores, final: Tensor, non_score: Tensor) -> dict[str
         **{f"reward/{name}": float(part.mean()) for name, part in scores.parts.items()},
         **{f"objective/gold/{name}": float(points.mean()) for name, points in scores.further.items()},
     }
+
+
+def answer_metrics(scores: Scores, episodes: Episodes, entropy: Tensor) -> dict[str, float]:
+    """Report on answers that can be checked, and on the entropy (B, T) where several tokens are sound and elsewhere;
+    what has no case is left out."""
+    if not scores.marks:
+        return {}
+    mask = episodes.response_mask
+    marks = {name: mark.to(mask.device) for name, mark in scores.marks.items()}
+    right, worked, forks = marks["right"], marks["worked"], marks[FORKS] & mask
+    found = {
+        "objective/accuracy": (right, torch.ones_like(right)),
+        "objective/working_rate": (worked, torch.ones_like(worked)),
+        "objective/sound_rate": (marks["sound"] * right * worked, right * worked),
+        "objective/length_right": (episodes.lengths * right, right),
+        "objective/length_wrong": (episodes.lengths * (1 - right), 1 - right),
+        "objective/entropy_forks": (entropy * forks, forks),
+        "objective/entropy_elsewhere": (entropy * (mask & ~forks), mask & ~forks),
+    }
+    return {key: float(total.sum() / count.sum()) for key, (total, count) in found.items() if count.any()}
 
 
 def sampling_metrics(episodes: Episodes) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
-from pipeline.run.metrics import BY_FAMILY, known
+from pipeline.run.metrics import is_measured, known
 from pipeline.run.store import file_of
 from studies.definition.schema import IMPORTED
 from studies.definition.trainer import TRAINER
@@ -52,13 +52,13 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> p
 
 
 def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
-    """Return `ANSWER_COLUMNS`, `PROXY_COLUMNS`, the parts of the reward and the further judges, prompt by prompt; None
+    """Return `ANSWER_COLUMNS`, `PROXY_COLUMNS` and the other columns of metrics, prompt by prompt; None
     where there is no table, or no row in it."""
     path = _path(folder, record, "evaluate", "prompts.parquet", notes)
     if path is None:
         return None
     wanted = (*ANSWER_COLUMNS, *PROXY_COLUMNS)
-    frame = _read(path, lambda column: column in wanted or column.startswith(tuple(BY_FAMILY.values())))
+    frame = _read(path, lambda column: column in wanted or is_measured(column))
     absent = [column for column in wanted if column not in frame.columns]
     foreign = record.profile in (IMPORTED, TRAINER)  # outcomes of other programs can lack columns
     if absent and (not foreign or "prompt_id" in absent):

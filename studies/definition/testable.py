@@ -66,6 +66,17 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     (given("floor.part"), ("objective/floor_weight",)),
     (ROUNDS, ("objective/round_kl_per_token",)),
     (given("algorithm.target_kl"), ("policy/update_steps",)),
+    (
+        setting("data.source", "chains"),
+        (
+            "objective/accuracy", "objective/working_rate", "objective/sound_rate", "objective/length_right",
+            "objective/length_wrong", "objective/entropy_forks", "objective/entropy_elsewhere", "eval/accuracy",
+            "eval/working_rate", "eval/sound_rate", "eval/length_right", "eval/length_wrong", "eval/entropy_forks",
+            "eval/entropy_elsewhere", "eval/accuracy_reference", "eval/working_rate_reference",
+        ),
+    ),
+    *((above("evaluate.passes", k - 1), (f"eval/pass_at_{k}",)) for k in (4, 16, 64)),
+    (above("evaluate.passes", 1), ("eval/pass_at_1",)),
 )  # fmt: skip
 """Series that only some configurations record, and their conditions, all of which must hold."""
 

@@ -48,3 +48,16 @@ def masked_whiten(x: Tensor, mask: Tensor) -> Tensor:
     mean = masked_mean(x, mask)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask) + EPSILON)
     return torch.where(mask, white, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def lowest(x: Tensor, mask: Tensor, share: float) -> Tensor:
+    """True at this share of the valid tokens, rounded, at least one: those with the lowest x; of equal ones the first.
+
+    >>> lowest(torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([True, True, True, False]), 0.6)
+    tensor([False,  True,  True, False])
+    """
+    count = max(round(share * int(mask.sum())), 1)
+    order = torch.where(mask, x, torch.inf).flatten().argsort(stable=True)[:count]
+    chosen = torch.zeros(mask.numel(), dtype=torch.bool, device=mask.device)
+    chosen[order] = True
+    return chosen.view(mask.shape) & mask

@@ -21,7 +21,7 @@ from pipeline.data.corpus import load_corpus
 from pipeline.data.settings import DataConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import shape_of
-from pipeline.models.heads import LARGEST, perplexity, text_nats
+from pipeline.models.heads import LARGEST, learned_tokens, perplexity, text_nats, text_states
 from pipeline.models.loading import freeze, pretrained_model
 from pipeline.models.out_of_memory import BUCKET, Room
 from pipeline.models.policy import Episodes
@@ -209,3 +209,14 @@ class Words:
 def test_texts_are_cut_and_end_where_they_are_whole() -> None:
     assert encode(Words(), ["a bb ccc dddd", "a bb", "ccc"], 3) == [[1, 2, 3], [1, 2, 0], [3, 0]]
     assert encode(Words(), ["a bb ccc dddd", "a bb"], 5) == [[1, 2, 3, 4, 0], [1, 2, 0]]
+
+
+def test_only_what_stands_behind_the_first_ask_is_learned() -> None:
+    """Two of the tokens of the first text and one of the second."""
+    network, texts = freeze(model()), [[3, 7, 4, 5, 7], [7, 6]]
+    _, labels, row = text_states(network, texts, torch.device("cpu"), ask=7)
+    assert (labels.tolist(), row.tolist()) == ([4, 5, 7, 6], [0, 0, 0, 1])
+    assert learned_tokens(texts, 7) == 4
+    (whole,), (part,) = text_nats(network, texts[:1], Room("", 8)), text_nats(network, texts[:1], Room("", 8), 7)
+    (first,) = text_nats(network, [texts[0][:2]], Room("", 8))
+    assert float(whole) == pytest.approx(float(part + first), rel=1e-5)

@@ -23,7 +23,10 @@ from pipeline.run.layout import Layout, TrialRecord
 from pipeline.run.metrics import METRICS, merged
 from pipeline.run.progress import TrialOutcome
 from pipeline.trial import plan_trial, run_trial
+from studies.definition.testable import ONLY_WITH
 
+CHECKED = {key for when, keys in ONLY_WITH if when.switch in ("data.source", "evaluate.passes") for key in keys}
+"""Metrics of answers that can be checked."""
 SCRATCH = {"hidden_size": 16, "heads": 2, "layers": 1}
 
 
@@ -56,7 +59,7 @@ def test_metrics_are_the_declared_ones_and_within_their_bounds(outcome: TrialOut
         "objective/round_kl_per_token", "policy/kl_loss",
         "policy/kl_hinge", "policy/update_steps", "policy/old_kl", "policy/old_kl_coef",
         "policy/step_accepted", "policy/line_search", "policy/old_kl_exact", "policy/surrogate_gain",
-        "policy/expected_gain", "value/grad_norm",
+        "policy/expected_gain", "value/grad_norm", *CHECKED,
     }  # fmt: skip
     wanted = {key for key in METRICS if key.startswith(("objective/", "policy/", "value/"))} - only_when_asked_for
     assert wanted == set(frame.columns) - {"step"}
@@ -85,7 +88,7 @@ def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) 
     assert outcome.summary["eval/kl_per_sequence"] == pytest.approx(table["kl"].mean())
     assert outcome.summary["eval/kl_per_token"] == pytest.approx(table["kl"].sum() / table["policy_length"].sum())
     assert outcome.summary["eval/length"] == pytest.approx(table["policy_length"].mean())
-    of_others = {"eval/fault_rate", "eval/fault_rate_reference"}
+    of_others = {"eval/fault_rate", "eval/fault_rate_reference", *CHECKED}
     assert set(outcome.summary) == {key for key in METRICS if key.startswith("eval/")} - of_others
     assert json.loads((outcome.artifacts["evaluate"].path / "summary.json").read_text()) == dict(outcome.summary)
 
