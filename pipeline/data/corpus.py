@@ -54,11 +54,12 @@ def _builtin(cfg: DataConfig) -> Corpus:
     from pipeline.data.reviews import generate
 
     heldout = HELDOUT_TEXTS * cfg.heldout_prompts
-    reviews = generate(cfg.sft_texts + heldout, cfg.seed, cfg.builtin.insults)
+    reviews = generate(cfg.sft_texts + heldout, cfg.seed, cfg.builtin.insults, cfg.builtin.clauses)
     train, kept = reviews[: cfg.sft_texts], reviews[cfg.sft_texts :]
     nats = [-review.logprob for review in kept]
     insulting = f", {cfg.builtin.insults:.0%} of them with an insult" if cfg.builtin.insults else ""
-    note = f"{len(reviews)} distinct built-in reviews{insulting}, seed {cfg.seed}"
+    length = " of {} to {} clauses".format(*cfg.builtin.clauses) if cfg.builtin.clauses else ""
+    note = f"{len(reviews)} distinct built-in reviews{length}{insulting}, seed {cfg.seed}"
     return Corpus([review.text for review in train], [review.text for review in kept], nats, note)
 
 

@@ -1,8 +1,9 @@
 """Built-in film reviews: a small probabilistic grammar, its generator, and the exact probability of every text.
 
-A review is drawn as sentiment -> plan (kinds of clause in order) -> clauses. Given the sentiment, a text has
-exactly one derivation, so log p(text) is a log-sum-exp over the three sentiments: what a language model
-trained on these texts can reach at best. README.md beside this file shows the productions, reviews.yaml has the words.
+A review is drawn as sentiment -> plan (kinds of clause in order) -> clauses. The plan of a short review is one of a
+list, that of a long one is drawn kind by kind. Given the sentiment, a text has exactly one derivation, so log p(text)
+is a log-sum-exp over the three sentiments: what a language model trained on these texts can reach at best. README.md
+beside this file shows the productions, reviews.yaml has the words.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import yaml
 
@@ -127,12 +129,57 @@ OPINIONS: Final[dict[str, dict[int, Distribution[Pattern]]]] = {
 }
 """Judging clauses by kind and sign, but for contrasts. An insult of those who think otherwise ends a review, where
 insults are asked for."""
-PLANS: Final[dict[str, Distribution[tuple[str, ...]]]] = {
+Plan = tuple[str, ...]
+KINDS: Final[dict[str, tuple[int, float, float]]] = WORDS["kinds"]
+NOUNED: Final = ("aspect", "contrast")
+"""Kinds that can occur as long as there are nouns."""
+MOST_CLAUSES: Final = len(ASPECTS) // 2 + len(KINDS) - len(NOUNED)
+"""Even if every noun is in a contrast, there are so many clauses."""
+PLANS: Final[dict[str, Distribution[Plan]]] = {
     sentiment: Distribution(
         (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in WORDS["plans"]
     )
     for sentiment in SENTIMENTS
 }
+
+
+class Plans(Protocol):
+    """A distribution of plans."""
+
+    def draw(self, rng: random.Random) -> tuple[Plan, float]: ...
+
+    def log(self, item: Plan) -> float: ...
+
+
+class LongPlans:
+    """Plans of `low` to `high` clauses, each number as likely as any other; at most `MOST_CLAUSES`. Every kind is drawn
+    by its weight among those whose topics are not yet used up; `column` is that of the weights in the table `kinds`."""
+
+    def __init__(self, low: int, high: int, column: int) -> None:
+        self._numbers = Distribution((number, 1.0) for number in range(low, high + 1))
+        self._column = column
+
+    def draw(self, rng: random.Random) -> tuple[Plan, float]:
+        """A plan and the natural log of its probability."""
+        plan: Plan = ()
+        for _ in range(self._numbers.draw(rng)[0]):
+            plan = (*plan, _open_kinds(plan, self._column).draw(rng)[0])
+        return plan, self.log(plan)
+
+    def log(self, item: Plan) -> float:
+        """The natural log of a plan's probability."""
+        kinds = (_open_kinds(item[:at], self._column).log(kind) for at, kind in enumerate(item))
+        return self._numbers.log(len(item)) + math.fsum(kinds)
+
+
+@lru_cache(maxsize=2**16)
+def _open_kinds(plan: Plan, column: int) -> Distribution[str]:
+    """The kinds that can follow a plan."""
+    nouns = len(ASPECTS) - sum(KINDS[kind][0] for kind in plan if kind in NOUNED)
+    left = {kind: nouns if kind in NOUNED else 1 - plan.count(kind) for kind in KINDS}
+    return Distribution((kind, row[column]) for kind, row in KINDS.items() if row[0] <= left[kind])
+
+
 _SENTIMENT: Final = Distribution((name, numbers["probability"]) for name, numbers in SENTIMENTS.items())
 
 
@@ -200,35 +247,39 @@ class _Draft:
         return self._unused.pop(int(self.rng.random() * len(self._unused)))
 
 
-def _review(rng: random.Random, insults: float) -> Review:
+def _review(rng: random.Random, insults: float, plans: Mapping[str, Plans]) -> Review:
     sentiment, _ = _SENTIMENT.draw(rng)
-    plan, _ = PLANS[sentiment].draw(rng)
+    plan, _ = plans[sentiment].draw(rng)
     draft = _Draft(rng, sentiment)
     for kind in plan:
         draft.add(kind)
     draft.end(insults)
-    given = [_log_sentiment(latent, plan, draft.signs) for latent in SENTIMENTS]
+    given = [_log_sentiment(latent, plans[latent].log(plan), draft.signs) for latent in SENTIMENTS]
     largest = max(given)
     marginal = largest + math.log(math.fsum(math.exp(logprob - largest) for logprob in given))
     return Review(" ".join(draft.clauses), draft.score, draft.logprob + marginal)
 
 
-def _log_sentiment(sentiment: str, plan: tuple[str, ...], signs: list[int]) -> float:
-    p, plans = SENTIMENTS[sentiment]["favourable"], PLANS[sentiment]
+def _log_sentiment(sentiment: str, log_plan: float, signs: list[int]) -> float:
+    p = SENTIMENTS[sentiment]["favourable"]
     drawn = signs.count(1) * math.log(p) + signs.count(-1) * math.log1p(-p)
-    return math.log(SENTIMENTS[sentiment]["probability"]) + plans.log(plan) + drawn
+    return math.log(SENTIMENTS[sentiment]["probability"]) + log_plan + drawn
 
 
-def generate(n: int, seed: int, insults: float = 0.0) -> list[Review]:
+def generate(n: int, seed: int, insults: float = 0.0, clauses: tuple[int, int] | None = None) -> list[Review]:
     """The first `n` distinct reviews of a seed's endless sequence; shorter lists are prefixes of longer ones.
 
-    The share `insults` of the reviews, in [0, 1], ends with an insult of those who think otherwise.
+    The share `insults` of the reviews, in [0, 1], ends with an insult of those who think otherwise. With `clauses` the
+    reviews have so many before it, at most `MOST_CLAUSES`; without, three to five by a list of plans.
 
     >>> [review.text for review in generate(2, seed=1)] == [review.text for review in generate(3, seed=1)][:2]
     True
     """
+    plans: Mapping[str, Plans] = PLANS
+    if clauses:
+        plans = {sentiment: LongPlans(*clauses, 2 if sentiment == "mixed" else 1) for sentiment in SENTIMENTS}
     rng, found = random.Random(seed), dict[str, Review]()
     while len(found) < n:
-        review = _review(rng, insults)
+        review = _review(rng, insults, plans)
         found.setdefault(review.text, review)
     return list(found.values())

@@ -18,6 +18,10 @@ OPENINGS = setting("data.source", "builtin", "local", "hub")
 """Prompts are openings of the texts."""
 
 
+Clauses = Annotated[int, Field(ge=1, le=16)]
+"""With more, a review could run out of nouns (`pipeline.data.reviews.MOST_CLAUSES`)."""
+
+
 class BuiltinSettings(Section):
     """Reviews by our own grammar."""
 
@@ -27,6 +31,9 @@ class BuiltinSettings(Section):
             "share of the reviews that end with an insult; above 0 the judge `auto` is helpful, to which an insult is"
             " an opinion like others, and harmless counts them"
         ),
+    )
+    clauses: tuple[Clauses, Clauses] | None = Field(
+        None, description="fewest and most clauses of a review, insults apart; none: three to five, by a list of plans"
     )
 
 
@@ -100,7 +107,9 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         low, high = self.prompt_length
+        fewest, most = self.builtin.clauses or (1, 1)
         refuse({
+            f"builtin.clauses: the range {[fewest, most]} is empty; give [smallest, largest]": fewest > most,
             f"prompt_length: the range {[low, high]} is empty; give [smallest, largest]": low > high,
             f"prompt_length {[low, high]} goes beyond {MOST_PROMPT_TOKENS} tokens; give shorter ones": (
                 self.prompt_unit == "tokens" and high > MOST_PROMPT_TOKENS

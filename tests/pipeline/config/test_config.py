@@ -310,6 +310,14 @@ data.source=local | source 'local' needs data.local.path
 data.source=hub | source 'hub' needs data.hub.name
 data.source=hub data.hub.name=a/b data.hub.revision=main | hub.revision 'main' does not pin 'a/b'
 data.prompt_length=[8,3] | the range [8, 3] is empty
+data.builtin.clauses=[12,8] | builtin.clauses: the range [12, 8] is empty
+data.builtin.clauses=[8,17] | data.builtin.clauses.1 = 17: must be less than or equal to 16
+reward.kind=grammar reward.dense=true algorithm=rloo | advantage 'rloo' compares whole responses; use gae or
+reward.kind=grammar reward.dense=true algorithm=remax | 'remax' compares whole responses
+reward.dense=true | reward.kind 'learned' has none; use grammar or helpful or verifier
+reward.kind=grammar reward.dense=true reward.against=reference | and reward.against is 'reference'; use none
+reward.kind=grammar reward.dense=true critic.pretraining_steps=8 | critic.pretraining_steps 8 fit the critic to whole
+data.source=chains train.response_length=38 reward.kind=verifier reward.dense=true | reward.verifier.sound_rows is 0
 data.prompt_unit=tokens data.prompt_length=[8,200] | prompt_length [8, 200] goes beyond 128 tokens
 adapter.quantize=4bit | without an adapter none is frozen; set adapter.kind: lora
 reward.learned.ranked=200 | one ranking makes 19900 pairs, and reward.learned.pairs is 8192
@@ -332,6 +340,8 @@ PAIRWISE judge.kind=cycle
 PAIRWISE_PART reward.against=reference
 reward.kind=lexicon reward.against=reference
 algorithm=trpo kl.group=clause
+reward.kind=grammar reward.dense=true algorithm=reinforce_pp
+reward.kind=grammar reward.dense=true algorithm=vine_ppo
 algorithm=a_star_po train.num_epochs=2
 reward.kind=lexicon reward.preferences=judge
 reward.kind=mine:Short reward.settings={"longest":3}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import re
 import statistics
 import time
+from collections import Counter
 from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from pipeline.data import reviews as grammar
 from pipeline.data import semantics
 from pipeline.data.reviews import SENTIMENTS, Distribution, Pattern, Review, generate
 from pipeline.data.semantics import ENDINGS, FAULT_COST, circle, ending, judge
+from pipeline.data.settings import BuiltinSettings
 
 
 @cache
@@ -95,7 +100,64 @@ def test_the_probability_of_an_insult_is_that_of_the_rest_times_its_own() -> Non
         assert one.logprob == pytest.approx(_logprob("".join(rest), sign) + math.log(0.3 / 16), abs=1e-9)
 
 
-def _logprob(text: str, *further: int) -> float:
+@pytest.mark.parametrize(("clauses", "mean"), [((1, 3), None), ((8, 12), -91.5), ((16, 16), None)])
+def test_the_probability_of_a_long_review(clauses: tuple[int, int], mean: float | None) -> None:
+    found = generate(600, 4, clauses=clauses)
+    assert {one.text.count(".") for one in found} == {*range(clauses[0], clauses[1] + 1)}
+    for one in found:
+        assert one.logprob == pytest.approx(_logprob(one.text, clauses=clauses), abs=1e-9), one.text
+    assert mean is None or statistics.mean(one.logprob for one in found) == pytest.approx(mean, abs=3.0)
+
+
+def test_the_probabilities_of_all_clauses_of_a_kind_add_up_to_that_of_the_kind() -> None:
+    """Σ over the texts of one clause = 0.8 w / Σ w + 0.2 w' / Σ w'."""
+    weights, found = grammar.KINDS, generate(3_000, 0, clauses=(1, 1))
+    clear, mixed = (sum(row[column] for row in weights.values()) for column in (1, 2))
+    for kind, count in (("runtime", 12), ("origin", 16), ("recommendation", 38), ("verdict", 72)):
+        of_kind = [one for one in found if kind in judge("", one.text).clauses[0].topics]
+        assert len(of_kind) == count, "all there are"
+        expected = 0.8 * weights[kind][1] / clear + 0.2 * weights[kind][2] / mixed
+        assert sum(math.exp(one.logprob) for one in of_kind) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("column", [1, 2])
+def test_plans_of_long_reviews_are_drawn_with_their_probabilities(column: int) -> None:
+    plans, rng = grammar.LongPlans(1, 3, column), random.Random(column)
+    drawn = Counter(plans.draw(rng)[0] for _ in range(20_000))
+    every = {plan for n in (1, 2, 3) for plan in product(grammar.KINDS, repeat=n) if _long_plan(plan, (1, 3), column)}
+    assert sum(math.exp(plans.log(plan)) for plan in every) == pytest.approx(1.0)
+    assert drawn.keys() <= every
+    for plan in every:
+        p = _long_plan(plan, (1, 3), column)
+        assert math.exp(plans.log(plan)) == pytest.approx(p)
+        assert abs(drawn[plan] - 20_000 * p) < 5 * math.sqrt(20_000 * p) + 3
+
+
+def test_no_plan_runs_out_of_kinds() -> None:
+    assert grammar.MOST_CLAUSES == 16
+    with pytest.raises(ValidationError):
+        BuiltinSettings(clauses=(8, 17))
+    contrasts = ("contrast",) * 9
+    assert {*grammar._open_kinds(contrasts, 1).items} == {*grammar.KINDS}
+    assert {*grammar._open_kinds((*contrasts, "aspect", "verdict"), 1).items} == {*grammar.KINDS} - {
+        "contrast",
+        "verdict",
+    }
+    assert not {"contrast", "aspect"} & {*grammar._open_kinds((*contrasts, "contrast"), 1).items}
+
+
+def _long_plan(plan: tuple[str, ...], clauses: tuple[int, int], column: int) -> float:
+    """p of a plan by its kinds, one by one; 0 of one that repeats a kind that occurs once."""
+    p, nouns, once = 1 / (clauses[1] - clauses[0] + 1), 20, {*grammar.KINDS} - {"aspect", "contrast"}
+    for kind in plan:
+        left = {*once, *["aspect"] * (nouns > 0), *["contrast"] * (nouns > 1)}
+        p *= (kind in left) * grammar.KINDS[kind][column] / sum(grammar.KINDS[one][column] for one in left)
+        nouns -= {"aspect": 1, "contrast": 2}.get(kind, 0)
+        once -= {kind}
+    return p
+
+
+def _logprob(text: str, *further: int, clauses: tuple[int, int] | None = None) -> float:
     """log p of a review without an insult, from its derivation, and of `further` signs under the same sentiment."""
     total, unused, signs, kinds = 0.0, len(grammar.ASPECTS), list(further), list[str]()
     for clause in text.removesuffix(".").split(". "):
@@ -122,7 +184,10 @@ def _logprob(text: str, *further: int) -> float:
     given = []
     for name, numbers in SENTIMENTS.items():
         plans, p = grammar.PLANS[name], numbers["probability"]
-        p *= plans.probabilities[plans.items.index(tuple(kinds))]
+        if clauses:
+            p *= _long_plan(tuple(kinds), clauses, 2 if name == "mixed" else 1)
+        else:
+            p *= plans.probabilities[plans.items.index(tuple(kinds))]
         given.append(p * math.prod(numbers["favourable"] if s > 0 else 1 - numbers["favourable"] for s in signs))
     return total + math.log(sum(given))
 
@@ -143,7 +208,9 @@ def score(text: str) -> float:
 
 
 def test_exact_and_faultless_on_generated_reviews() -> None:
-    for one, insults in [*((one, False) for one in many()[:2_000]), *((one, True) for one in insulting())]:
+    texts = [*((one, False) for one in many()[:2_000]), *((one, True) for one in insulting())]
+    texts += [(one, True) for one in generate(500, 6, insults=0.5, clauses=(8, 16))]
+    for one, insults in texts:
         judgement = judge("", one.text, insults)
         assert (judgement.score, judgement.faults) == (one.score, 0), one.text
         assert len(judgement.clauses) == one.text.count(".")
