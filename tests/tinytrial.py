@@ -52,6 +52,13 @@ def score_in_two(episodes: Episodes, rows: Sequence[int]) -> Scores:
     return replace(whole, parts={"low": whole.proxy, "odd": odd - 1.0})
 
 
+def score_densely(episodes: Episodes, rows: Sequence[int]) -> Scores:
+    """Return the same, of which every odd token earns 0.3."""
+    odd = ((episodes.responses % 2 == 1) & episodes.response_mask).float()
+    width = BASE["train__response_length"] - odd.shape[1]
+    return replace(score(episodes, rows), earned=0.3 * torch.nn.functional.pad(odd, (0, width)))
+
+
 def samples() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rewards, lengths and ends of four samples of each prompt; any will do."""
     stream = torch.Generator().manual_seed(4)
@@ -122,7 +129,7 @@ def trainer(
             stored_pairs() if config.train.data == "pairs" else None,
             CLOSES.get(config.kl.group),
         ),
-        score_in_two if config.floor.part else score,
+        score_in_two if config.floor.part else score_densely if config.reward.dense else score,
         folder,
         reporter or Recorder(),
         ledger,
@@ -174,6 +181,7 @@ PARTS = {"low": {"kind": "learned"}, "odd": {"kind": "learned", "weight": 0.0}}
 FLOOR: dict[str, Any] = {
     "reward__kind": "composite", "reward__parts": PARTS, "floor__part": "odd",
 }  # fmt: skip
+DENSE: dict[str, Any] = {"reward__kind": "grammar", "reward__dense": True}
 CONTROLS: dict[str, dict[str, Any]] = {
     "fixed": {},
     "adaptive": {"kl__control": "adaptive", "kl__adaptive__horizon": 20.0},

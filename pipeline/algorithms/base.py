@@ -42,9 +42,10 @@ class Judged:
     """A rollout as the input of an estimator, in score units."""
 
     scores: Tensor
-    """(B,) of the responses, after EOS handling; less the KL penalty of the response where it is in the score."""
+    """(B,) of the responses, after EOS handling; less the KL penalty of the response where it is in the score, and less
+    what is earned on tokens."""
     non_score: Tensor
-    """(B, T) the KL penalty on every token, 0 on invalid ones, and everywhere where the penalty is elsewhere."""
+    """(B, T) the KL penalty on every token, where it is there, and the points of a dense reward; 0 on invalid ones."""
     values: Tensor | None
     """(B, T) of the critic, where there is one."""
     mask: Tensor

@@ -9,7 +9,7 @@ from pipeline.algorithms.kinds import ADVANTAGES, TRUST_REGIONS
 from pipeline.config.base import refuse
 from pipeline.config.effects import Config
 from pipeline.data.settings import longest_response
-from pipeline.rewards.kinds import TRAINED
+from pipeline.rewards.kinds import DENSE, TRAINED
 from pipeline.rewards.settings import check_rankings, check_scorers, check_sources
 
 
@@ -71,6 +71,25 @@ def _advantage(config: Config) -> None:
         f"algorithm.{advantage} needs values in every episode, and replay.share is {config.replay.share:g}; use 1, or"
         " a critic with critic.target: replay": need.replay and config.replay.share < 1,
     })  # fmt: skip
+
+
+def _dense(config: Config) -> None:
+    """A dense reward has no points before the end, or is one for an advantage of whole responses."""
+    reward, advantage = config.reward, config.algorithm.advantage
+    steps = config.critic.pretraining_steps
+    fitting = [name for name, one in ADVANTAGES.items() if one.varies and not one.greedy]
+    refuse({
+        f"reward.dense pays single tokens, and algorithm.advantage '{advantage}' compares whole responses; use"
+        f" {' or '.join(fitting)}, or dense: false": advantage not in fitting,
+        f"reward.dense needs points that are earned before the end, and reward.kind '{reward.kind}' has none; use"
+        f" {' or '.join(DENSE)}, or dense: false": reward.kind not in DENSE,
+        "reward.dense needs points that are earned before the end, and reward.verifier.sound_rows is 0; use more, or"
+        " dense: false": reward.kind == "verifier" and not reward.verifier.sound_rows,
+        f"reward.dense pays the points of one answer, and reward.against is '{reward.against}'; use none, or dense:"
+        " false": reward.against != "none",
+        f"reward.dense: critic.pretraining_steps {steps} fit the critic to whole scores; use 0, or dense: false":
+            config.pretrains_critic,
+    } if reward.dense else {})  # fmt: skip
 
 
 def _pairs(config: Config) -> None:
@@ -188,7 +207,7 @@ def _natural_step(config: Config) -> None:
 
 
 CHECKS: tuple[Callable[[Any], None], ...] = (
-    _sizes, _chains, _advantage, _pairs, _rounds, check_rankings, _ratio, _critic, _natural_step, check_scorers,
+    _sizes, _chains, _advantage, _dense, _pairs, _rounds, check_rankings, _ratio, _critic, _natural_step, check_scorers,
     check_sources,
 )  # fmt: skip
 """In the order in which faults are reported."""

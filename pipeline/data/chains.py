@@ -123,12 +123,16 @@ class Reading(NamedTuple):
     """It has ``= product`` somewhere."""
     rows: int
     """Rows of its working."""
-    sound_rows: int
-    """Rows that follow from the one before, up to the first that does not."""
+    row_ends: tuple[int, ...]
+    """Words before the sign behind each row that follows from the one before, up to the first that does not."""
     sound: bool
     """Every word follows, and the answer is given."""
     forks: tuple[bool, ...]
     """For each word, True where several were sound; False behind the first unsound one."""
+
+    @property
+    def sound_rows(self) -> int:
+        return len(self.row_ends)
 
 
 @lru_cache(maxsize=4096)
@@ -136,27 +140,27 @@ def read(prompt: str, completion: str) -> Reading:
     """Judge a completion; defined for every text.
 
     >>> read("2 7 5 ?", " ; 9 5 = 4")
-    Reading(right=True, found=True, rows=1, sound_rows=1, sound=True, forks=(True, True, False, True, False))
+    Reading(right=True, found=True, rows=1, row_ends=(3,), sound=True, forks=(True, True, False, True, False))
     >>> read("2 7 5 ?", " ; 9 5 ; 3 = 4")[:5]
-    (True, True, 2, 1, False)
+    (True, True, 2, (3,), False)
     """
     words, asked = completion.split(), task(prompt)
     if asked is None:
-        return Reading(False, False, 0, 0, False, (False,) * len(words))
+        return Reading(False, False, 0, (), False, (False,) * len(words))
     answer = [ANSWER, asked.group.product(asked.chain)]
     open_ = list(sound_words(asked, words))
     kept = [word in some for word, some in zip(words, open_, strict=False)]
     signs = [at for at, word in enumerate(words) if word in (STEP, ANSWER)]
     ends = [next((later for later in signs if later > at), len(words)) for at in signs if words[at] == STEP]
     length = sum(kept)
-    # A row that the response breaks off is not whole, though all its words are sound.
-    sound_rows = sum(end <= length and end < len(words) for end in ends)
+    # Behind a row that is not whole, though all its words are sound, no sign is sound.
+    row_ends = tuple(end for end in ends if end < length)
     forks = [len(some) > 1 for some in open_] + [False] * (len(words) - len(open_))
     return Reading(
         right=words[-2:] == answer and words.count(ANSWER) == 1,
         found=any(words[at : at + 2] == answer for at in range(len(words))),
         rows=words.count(STEP),
-        sound_rows=sound_rows,
+        row_ends=row_ends,
         sound=len(words) > 1 and length == len(words) and words[-2] == ANSWER,
         forks=tuple(forks),
     )

@@ -175,6 +175,17 @@ def decode(tokenizer: Any, episodes: Episodes) -> list[str]:
     return [_added(opening, text) for opening, text in zip(openings, texts, strict=True)]
 
 
+def text_ends(tokenizer: Any, episodes: Episodes) -> list[list[int]]:
+    """The number of characters of each completion (`decode`) up to and with each of its tokens."""
+    ends, width = list[list[int]](), episodes.response_mask.shape[1]
+    for row, length in enumerate(episodes.lengths.tolist()):
+        same = [row] * length
+        prefixes = response_mask(torch.arange(1, length + 1), width)
+        queries, prompt, ended = episodes.query_responses[same], episodes.query_mask[same], episodes.ended[same]
+        ends.append([len(text) for text in decode(tokenizer, Episodes(queries, prompt, prefixes, ended))])
+    return ends
+
+
 def _added(opening: str, text: str) -> str:
     """Return the rest of `text` after `opening`; a character that only both together make whole is the text's."""
     if text.startswith(opening):

@@ -3,9 +3,10 @@ calibration that makes betas comparable, as is their sum."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from pipeline.errors import UserError
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
-from pipeline.models.sampling import EagerSampler, decode
+from pipeline.models.sampling import EagerSampler, decode, text_ends
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class TextScore:
     def score(self, prompt: str, text: str) -> float:
         raise NotImplementedError
 
+    def earned(self, prompt: str, text: str) -> list[tuple[int, float]]:
+        """Points of the score that are earned before the end of the text: the number of its characters after which they
+        are, at least 1, and the points. They depend on these characters and the prompt alone."""
+        return []
+
 
 @dataclass(frozen=True)
 class Calibrated:
@@ -105,6 +111,17 @@ class Proxy:
         """The calibrated sum (B,) and, of more than one part, each calibrated part by name."""
         scores = {name: part(completions) for name, part in self.parts.items()}
         return standardised(self.weigh(scores), self.mean, self.std), scores if len(scores) > 1 else {}
+
+    def earned(self, completions: Completions, tokenizer: Any, width: int) -> Tensor:
+        """Points that are earned before the end of a response, at the token with which they are: (B, `width`), float32,
+        score units. The rest of the score is earned at the end. Of a reward of one kind, which scores texts."""
+        (part,) = self.parts.values()
+        paid = torch.zeros(len(completions.texts), width, dtype=torch.float64)
+        ends = text_ends(tokenizer, completions.episodes)
+        for row, texts in enumerate(zip(completions.prompts, completions.texts, strict=True)):
+            for characters, points in cast(TextScore, part.raw).earned(*texts):
+                paid[row, bisect_left(ends[row], characters)] += points / part.std
+        return paid.float()
 
     @property
     def networks(self) -> list[Any]:

@@ -8,6 +8,8 @@ a wins where the gap is above 0, and it is antisymmetric.
 
 from __future__ import annotations
 
+import re
+
 from torch import Tensor
 
 from pipeline.data.semantics import FAULT_COST, ending, insulting_words, judge
@@ -22,6 +24,12 @@ class GrammarJudge(TextScore):
 
     def score(self, prompt: str, text: str) -> float:
         return judge(prompt, text, self.insults).score
+
+    def earned(self, prompt: str, text: str) -> list[tuple[int, float]]:
+        """The points of each clause at its full stop; those of a last clause without one at the end."""
+        stops = (stop.end() for stop in re.finditer(r"\.", text))
+        clauses = judge(prompt, text, self.insults).clauses
+        return [(end, one.value - FAULT_COST * one.faults) for end, one in zip(stops, clauses, strict=False)]
 
 
 class HelpfulJudge(GrammarJudge):

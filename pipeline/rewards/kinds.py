@@ -32,6 +32,8 @@ class Kind:
     """True where the reward stage fits it to pairs."""
     scores: bool = True
     """True where a policy can be trained on it; the others judge alone."""
+    dense: bool = False
+    """True where points are earned before the end of a text (`TextScore.earned`)."""
     reads: str = ""
     """Texts that it can score: `reviews` the built-in ones, `insults` those that insult, `chains`; empty: all."""
 
@@ -45,6 +47,7 @@ GUARDED = "fluent_lexicon"
 TRAINED = tuple(name for name, kind in KINDS.items() if kind.trained)
 SCORING = tuple(name for name, kind in KINDS.items() if kind.scores and not kind.trained)
 """Kinds that score without being trained here, and can be trained on."""
+DENSE = tuple(name for name, kind in KINDS.items() if kind.dense)
 JUDGING = tuple(name for name, kind in KINDS.items() if not kind.trained)
 OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """A class of the user's own: ``package.module:Class``."""

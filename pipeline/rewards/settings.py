@@ -213,6 +213,13 @@ class RewardConfig(ScorerConfig):
             " mean score, or for kind pairwise the mean probability of beating them; in a composite each part is"
         ),
     )
+    dense: bool = Field(
+        False,
+        description=(
+            "pay the points of an answer where they are earned, not all at its end; the sum is the same. grammar,"
+            " helpful: at the full stop of each clause; verifier: at the sign behind each sound row"
+        ),
+    )
     parts: Annotated[dict[PartName, PartConfig], setting("reward.kind", "composite")] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"
     )

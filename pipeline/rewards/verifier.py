@@ -4,6 +4,7 @@ steps as well. With its defaults it is the gold judge."""
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,12 @@ class Verifier(TextScore):
         wrong_rate = own.false_negative if right else own.false_positive
         accepted = right != (wrong_rate > 0 and _uniform(prompt, text) < wrong_rate)
         return accepted + own.sound_rows * found.sound_rows / max(found.rows, 1)
+
+    def earned(self, prompt: str, text: str) -> list[tuple[int, float]]:
+        """At the sign behind each sound row, which shows that it is whole, its part of a full working. What later rows
+        make of the share is settled at the end: no payment depends on what follows it."""
+        words, rows = list(re.finditer(r"\S+", text)), elements_of(prompt) - 1
+        return [(words[end].end(), self.settings.sound_rows / rows) for end in read(prompt, text).row_ends]
 
 
 def load(section: str, settings: VerifierSettings, *_: Any) -> Verifier:

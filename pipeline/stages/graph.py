@@ -92,7 +92,7 @@ STAGES = (
     Stage(
         "train",
         "pipeline.stages.train:train",
-        (*TRAINING, "gold", "model", "rounds"),
+        (*TRAINING, "gold", "model", "rounds", "reward.dense"),
         kinds=_trained,
         resumable=True,
         unfinished=lambda config, artifact: raised_cap(config, artifact.meta),

@@ -119,8 +119,10 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         completions = Completions.of(data.tokenizer, episodes, [data.texts[row] for row in rows])
         scores, parts = proxy.explained(completions)
         points = {name: one(completions) for name, one in further.items()}
-        marks = marks_of(gold, completions, cfg.train.response_length)
-        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts, points, marks)
+        width = cfg.train.response_length
+        marks = marks_of(gold, completions, width)
+        earned = proxy.earned(completions, data.tokenizer, width) if cfg.reward.dense else None
+        return Scores(scores, gold(completions), completions.prompts, completions.texts, parts, points, marks, earned)
 
     metrics = out / "metrics.jsonl"
     reporter.follow(metrics)

@@ -47,6 +47,8 @@ class Scores:
     """(B,) points of each further judge; recorded, never trained on."""
     marks: Mapping[str, Tensor] = field(default_factory=dict)
     """Of answers that can be checked: right, worked and sound, (B,) 0 or 1, and `FORKS`, (B, T) bool."""
+    earned: Tensor | None = None
+    """(B, T) the part of the proxy that is earned at each token, where the reward is dense; the rest is at the end."""
 
 
 FORKS = "forks"
@@ -161,12 +163,23 @@ def v_star_of(cfg: TrialConfig, proxy: Tensor, lengths: Tensor, ended: Tensor) -
     return v_star(final_scores(proxy, lengths, ended, cfg.train), value_at(cfg, "algorithm.v_star.beta"))
 
 
-def judge(final: Tensor, non_score: Tensor, values: Tensor | None, mask: Tensor, cfg: TrialConfig) -> Judged:
+def judge(
+    final: Tensor,
+    non_score: Tensor,
+    values: Tensor | None,
+    mask: Tensor,
+    cfg: TrialConfig,
+    earned: Tensor | None = None,
+) -> Judged:
     """Build the input of the estimator: the KL penalty on the tokens, or in the score of the response; final (B,),
-    values (B, T) of the critic."""
+    values (B, T) of the critic; `earned` (B, T) of a dense reward goes from the score to the tokens."""
     groups = torch.arange(len(mask), device=mask.device) // cfg.train.responses_per_prompt
     if cfg.kl.place == "score":
         final, non_score = final + non_score.sum(1), torch.zeros_like(non_score)
+    if earned is not None:
+        # The sum stays that of a score at the end, even where a response without EOS loses what it has earned.
+        paid = torch.where(mask, earned[:, : mask.shape[1]].to(mask.device), 0.0)
+        final, non_score = final - paid.sum(1), non_score + paid
     return Judged(final, non_score, values, mask, groups)
 
 
@@ -177,5 +190,5 @@ def judge_beside(context: RolloutContext, episodes: Episodes, rows: Sequence[int
     scores = score_rows(context, episodes, rows)
     if context.beta_in_reward == 0:  # then no log-prob is in the rewards
         final = final_scores(scores.proxy.to(mask.device), episodes.lengths, episodes.ended, cfg.train)
-        return judge(final, torch.zeros_like(mask, dtype=final.dtype), None, mask, cfg)
-    return judge(*shaped(context, scores, episodes, measure(context, episodes)), None, mask, cfg)
+        return judge(final, torch.zeros_like(mask, dtype=final.dtype), None, mask, cfg, scores.earned)
+    return judge(*shaped(context, scores, episodes, measure(context, episodes)), None, mask, cfg, scores.earned)

@@ -54,7 +54,7 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
         final, non_score = shaped(context, scores, episodes, measured)
         # 5 advantages, returns, whitening
         judged = replace(
-            judge(final, non_score, measured.values, mask, cfg),
+            judge(final, non_score, measured.values, mask, cfg, scores.earned),
             greedy=share.greedy,
             v_star=None if data.v_star is None else data.v_star[prompts].to(mask.device),
             replayed=replayed,

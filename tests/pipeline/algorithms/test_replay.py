@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from naive import drawn, prefix
-from tinytrial import EOS, FLOOR, VOCAB, moved, trainer
+from tinytrial import DENSE, EOS, FLOOR, VOCAB, moved, trainer
 from torch import Tensor
 
 from pipeline.algorithms.base import Judged, Replayed
@@ -30,12 +30,16 @@ VINE: dict[str, Any] = {"critic__kind": "none", "algorithm__advantage": "replay"
         *({"kl__place": place} for place in ("reward", "loss", "score")),
         {"kl__group": "clause", "kl__group_credit": "last"},
         {**FLOOR, "floor__weight": 3.0},
+        # A baseline that is held over a segment does not know what has been earned in it.
+        {**DENSE, "replay__every": 1},
+        {**DENSE, "replay__every": 1, "kl__place": "loss", "kl__beta": 0.0},
     ],
 )
 def test_a_policy_that_can_say_one_thing_is_worth_what_it_got(tmp_path: Path, knobs: dict[str, Any]) -> None:
     """Near temperature 0 a continuation repeats the rollout, so that every value is its own reward to go, and no
     response is better than expected."""
-    one = trainer(tmp_path, **VINE, **knobs, kl__beta=0.3, train__temperature=1e-4, replay__continuations=2)
+    knobs = {**VINE, "kl__beta": 0.3, **knobs}
+    one = trainer(tmp_path, **knobs, train__temperature=1e-4, replay__continuations=2)
     rollout = one._rollout()
     torch.testing.assert_close(rollout.advantages, torch.zeros_like(rollout.advantages), atol=2e-3, rtol=0)
     assert rollout.metrics["replay/standard_error"] == pytest.approx(0.0, abs=1e-3)

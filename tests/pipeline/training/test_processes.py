@@ -29,6 +29,7 @@ TWO = smoke(runtime__processes=2)
     "knobs",
     [
         {"critic__kind": "separate", "kl__control": "adaptive"},
+        {"reward__kind": "grammar", "reward__dense": True},
         {"algorithm": "a_star_po", "values__samples": 2},
         {"algorithm": "ppo_penalty", "kl__group": "clause", "kl__group_credit": "last"},
         {"algorithm": "dpo"},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import smoke
-from tinytrial import CONTROLS, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, model, preset, run, trainer
+from tinytrial import CONTROLS, DENSE, FEW_BITS, FLOOR, LORA_CRITIC, RLOO, model, preset, run, trainer
 
 from pipeline.config.loading import dotted_keys
 from pipeline.config.names import TRAINING
@@ -168,6 +168,7 @@ def test_every_knob_changes_the_trajectory(
         ({}, {"runtime__micro_batch_size": 1}),
         ({}, {"runtime__micro_batch_size": 3}),
         ({}, {"runtime__rollout_batch_size": 3}),
+        (DENSE, {"runtime__rollout_batch_size": 3}),
         (HELD, {"runtime__micro_batch_size": 3}),
         (preset("a_star_po"), {"runtime__micro_batch_size": 3}),
         (FEW_BITS, {"runtime__micro_batch_size": 3}),
