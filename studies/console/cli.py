@@ -34,7 +34,10 @@ ProfileOption = Annotated[
     str | None,
     typer.Option(
         "--profile",
-        help="Profile to use instead of the study's own: tiny, smoke, tiny-ocr, t4, t4-256 or t4-rehearsal.",
+        help=(
+            "Profile to use instead of the study's own: tiny, smoke, long, chains, tiny-ocr, t4, t4-256 or"
+            " t4-rehearsal."
+        ),
     ),
 ]
 RunProfileOption = Annotated[
