@@ -61,6 +61,9 @@ class AlgorithmConfig(Section):
     token_share: Annotated[Fraction, setting("algorithm.tokens", "high_entropy", "low_entropy", "random")] = Field(
         0.2, description="share of the tokens of a rollout"
     )
+    signs: Literal["both", "positive", "negative"] = Field(
+        "both", description="sign of the advantages that are learned from, the others become 0"
+    )
     gamma: Annotated[Fraction, setting("algorithm.advantage", "gae", "reinforce_pp")] = Field(
         1.0, description="discount factor per token"
     )

@@ -117,6 +117,9 @@ def _pairs(config: Config) -> None:
         },
         f"{loss} needs to know which response is the better one, and algorithm.whiten_advantages destroys these signs;"
         " use false": by_pairs and algorithm.whiten_advantages,
+        f"{loss} needs both responses of a pair in full; leave algorithm.tokens and algorithm.signs out": (
+            by_pairs and (algorithm.tokens, algorithm.signs) != ("all", "both")
+        ),
         f"{loss} weighs its margin by kl.beta, which must stay above 0; it goes through"
         f" {', '.join(f'{beta:g}' for beta in kl.extremes)}": by_pairs and not all(kl.extremes),
         f"{loss} keeps pairs together, and a mini-batch has {config.train.mini_batch_size} episodes (train.batch_size /"

@@ -262,6 +262,8 @@ algorithm=dpo algorithm.advantage=rloo | 'rloo' does not fit; use algorithm.adva
 algorithm=ipo algorithm.ratio=token | compares whole responses, and ratio is 'token'; use sequence
 algorithm=dpo train.responses_per_prompt=4 | advantage 'preference' is of pairs; use 2
 algorithm=dpo algorithm.whiten_advantages=true | destroys these signs; use false
+algorithm=dpo algorithm.signs=positive | needs both responses of a pair in full
+algorithm=ipo algorithm.tokens=random | needs both responses of a pair in full
 algorithm=dpo kl.beta=0 | weighs its margin by kl.beta, which must stay above 0; it goes through 0
 algorithm=online_dpo kl.control=linear | which must stay above 0; it goes through 0.05, 0
 algorithm=dpo reward.kind=lexicon | that a reward was learned from, and reward.kind is 'lexicon'

@@ -126,6 +126,8 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"kl__control": "adaptive"}, {"kl__adaptive__target": 0.5, "kl__adaptive__horizon": 10.0}),
     ({"optimiser__guard": True}, {"optimiser__guard_kl": 100.0}),
     (preset("online_dpo"), {"train__data": "pairs"}),
+    ({}, {"algorithm__tokens": "random", "algorithm__signs": "negative"}),
+    ({"algorithm__tokens": "high_entropy"}, {"algorithm__token_share": 0.6}),
     ({"adapter__kind": "lora"}, {"adapter__rank": 2, "adapter__alpha": 4.0, "adapter__quantize": "4bit"}),
     (LORA_CRITIC, {"adapter__rank": 2, "adapter__alpha": 4.0, "critic__quantize": "8bit"}),
 ]  # fmt: skip
@@ -145,6 +147,19 @@ def trajectories(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return found.setdefault(str(knobs), found.get(str(knobs)) or run(tmp_path_factory.mktemp("setting"), **knobs))
 
     return of
+
+
+@pytest.mark.parametrize("settings", [{}, RLOO])
+def test_each_sign_keeps_its_advantages(tmp_path: Path, settings: dict[str, Any]) -> None:
+    kept = [
+        trainer(tmp_path / signs, **settings, algorithm__signs=signs)._rollout().advantages
+        for signs in ("both", "positive", "negative")
+    ]
+    both, positive, negative = kept
+    assert torch.equal(positive, both.clamp(min=0))
+    assert torch.equal(negative, both.clamp(max=0))
+    assert positive.any()
+    assert negative.any()
 
 
 def test_every_declared_knob_is_covered_below() -> None:
