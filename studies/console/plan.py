@@ -11,16 +11,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.algorithms.kinds import ADVANTAGES
+from pipeline.config.effects import value_at
 from pipeline.config.trial import TrialConfig
 from pipeline.errors import Damaged, UserError
 from pipeline.resources.machine import GIB
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
+from studies.claims.forecast import Values, dead_groups, detectable, spread
 from studies.console.summary import table
 from studies.definition.design import Cell, cautions, cells, chain_of
 from studies.definition.schema import Study
@@ -35,6 +39,8 @@ Runs = list[tuple[str, Cell]]
 """Stages that will run, each with a trial that has it."""
 MACHINE = ("platform", "device")
 """Keys of a trial's environment on which its speed depends."""
+ACCURACIES = (0.2, 0.4, 0.6)
+"""Accuracies of a reference that is not built yet, for which dead groups are forecast."""
 FOUR_MODELS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("four_models.yaml").read_text("utf-8"))
 """Bytes of each parameter of the four networks of RLHF, by the assumptions of common tables."""
 
@@ -78,6 +84,7 @@ def print_plan(
             console.print(Text(caution, "yellow"), soft_wrap=True)
         console.print()
         console.print(stage_table(planned))
+        _print_forecast(console, planned, compared, chosen, layout)
     finally:
         if not idle:  # a forecast needs torch
             _print_budget(console, study, compared, plan)
@@ -128,14 +135,20 @@ def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
 
 def _records(layout: Layout, profile: str, machine: Mapping[str, str]) -> list[TrialRecord]:
     """The sound records of trials of a profile, in any study, that were trained on such a machine."""
-    found = []
+    found = [one for _, records in _recorded(layout, profile) for one in records]
+    trained = [one for one in found if one.steps and "wall_s" in one.cost]
+    return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
+
+
+def _recorded(layout: Layout, profile: str) -> Iterator[tuple[str, list[TrialRecord]]]:
+    """The baseline of each study of a profile, and its sound records."""
     for path in sorted(layout.root.glob(f"studies/*/{profile}/study.json")):
-        folder = layout.study(path.parent.parent.name, profile)
+        folder, found = layout.study(path.parent.parent.name, profile), list[TrialRecord]()
         for file in folder.trial_files():
             with suppress(Damaged):  # a command that needs it names it
                 found.append(folder.read(file))
-    trained = [one for one in found if one.steps and "wall_s" in one.cost]
-    return [one for one in trained if all(one.environment.get(key) == machine.get(key) for key in MACHINE)]
+        with suppress(Damaged):
+            yield folder.started()["study"]["baseline"], found
 
 
 def _time(left: Sequence[Cell], beside: Sequence[str], measured: Sequence[TrialRecord], layout: Layout) -> str:
@@ -190,6 +203,69 @@ def stage_table(planned: Planned) -> Table:
         state = Text("cached", style="dim") if cached else Text("will run", style="bold")
         shown.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
     return shown
+
+
+def _print_forecast(console: Console, planned: Planned, study: Study, profile: str, layout: Layout) -> None:
+    """Print the share of dead groups of each arm that compares responses, where answers can be checked, and the
+    difference that the seeds can detect."""
+    built, lines = dict[str, list[Path]](), dict[str, list[str]]()
+    for cell, stages in planned:
+        compares = ADVANTAGES[cell.config.algorithm.advantage].least_responses > 1
+        for one in stages if compares and cell.config.reward.kind == "verifier" else ():
+            if one.stage == "reference" and (one.cached or not value_at(cell.config, "reward.verifier.sound_rows")):
+                path = layout.store / one.stage / f"{one.key}" / "draws.parquet"
+                built.setdefault(cell.arm, []).extend([path] if one.cached and path.exists() else [])
+    configs = {cell.arm: cell.config for cell, _ in planned}
+    for arm, paths in built.items():
+        lines.setdefault(dead_line(configs[arm], paths), []).append(arm)
+    console.print()
+    for line, arms in lines.items():
+        console.print(Text(f"{', '.join(arms)}: {line}"), soft_wrap=True)
+    if (seeds := len({cell.seed for cell, _ in planned})) > 1:
+        metric, shown = study.objective.metric, list[tuple[str, Values]]()
+        for baseline, records in _recorded(layout, profile):
+            known = {(one.arm, one.seed): {**one.ends, **one.summary}.get(metric) for one in records}
+            shown.append((baseline, {trial: value for trial, value in known.items() if value is not None}))
+        console.print(Text(detection_line(metric, seeds, spread(shown))), soft_wrap=True)
+
+
+def dead_line(config: TrialConfig, paths: Sequence[Path]) -> str:
+    """Forecast the share of dead groups from the draws of the references that are built."""
+    import pyarrow.parquet as pq
+
+    train, shares = config.train, list[tuple[float, float]]()
+    groups = f"groups of {train.responses_per_prompt} start dead (equal scores)"
+    if not paths:
+        size, verifier = train.responses_per_prompt, value_at(config, "reward.verifier")
+        accepted = [p * (1 - verifier.false_negative) + (1 - p) * verifier.false_positive for p in ACCURACIES]
+        formula = [q**size + (1 - q) ** size for q in accepted]
+        least, right = (", ".join(f"{100 * one:.0f} %" for one in some) for some in (formula, ACCURACIES))
+        return (
+            f"at least {least} of {groups} if {right} of the reference's answers are right; more where prompts differ"
+        )
+    for path in paths:
+        found = pq.read_table(path, columns=["proxy", "eos"]).to_pydict()
+        scores, ended = np.array(found["proxy"]), np.array(found["eos"])
+        if train.missing_eos == "replace":
+            scores = np.where(ended, scores, -train.missing_eos_penalty)
+        grid = scores.reshape(-1, config.evaluate.reference_draws)
+        shares.append(dead_groups(grid, train.responses_per_prompt))
+    low, high = (f"{100 * one:.0f}" for one in np.mean(shares, axis=0))
+    share = f"{low} %" if low == high else f"{low} to {high} %"
+    return f"{share} of {groups}, by {grid.shape[1]} draws of the reference for each of {len(grid)} prompts"
+
+
+def detection_line(metric: str, seeds: int, known: tuple[float, int] | None) -> str:
+    """State the difference from the baseline that so many seeds detect; `known`: that of `spread`."""
+    least, test = detectable(seeds), "paired t-test over seeds, two-sided 5 %, power 80 %, before Holm's correction"
+    unit = f"{least:.2f} standard deviations of a difference between seeds"
+    if known is None:
+        return f"{seeds} seeds detect {unit} in {metric} ({test}); no earlier trials give its size here"
+    size, free = known
+    return (
+        f"{seeds} seeds detect a difference of {least * size:.3g} in {metric} ({test}): {unit}, which is {size:.3g} in"
+        f" earlier trials of this profile ({free} degrees of freedom)"
+    )
 
 
 def _print_budget(console: Console, study: Study, compared: Study, plan: Sequence[Cell]) -> None:

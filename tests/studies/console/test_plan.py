@@ -10,19 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import fake_trial
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from light_study import Write
 from rich.console import Console
 
+from pipeline.config.loading import load_config
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Reporter
 from studies.claims.falsifiers import Verdict
 from studies.claims.symptoms import ArmHealth, Symptom
 from studies.console import cli
-from studies.console.plan import _time, print_plan
+from studies.console.plan import _time, dead_line, print_plan
 from studies.console.summary import claim_table, print_health
 from studies.definition.design import cells
-from studies.definition.schema import Study
+from studies.definition.schema import Study, load_study
 from studies.execution.hand import Inline
 from studies.execution.study import run_study
 
@@ -75,6 +78,8 @@ def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout
     study = write_study()
     record(study, layout)
     assert shown(study, layout)[0] == "Nothing will run: all 4 trials are cached"
+    assert any("2 seeds detect a difference of" in line for line in shown(study, layout))
+    assert any("no earlier trials give its size here" in line for line in shown(study, layout, "smoke"))
     more = write_study(Path(study.source).read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
     assert (
         shown(more, layout)[0] == "2 of 6 trials will run, about 1 s in all (measured on 4 earlier trials; 2 at once)"
@@ -121,6 +126,32 @@ def test_the_verdicts_of_many_trials_are_one_row_for_each_claim() -> None:
         "FALSIFIED", "2 FALSIFIED, 4 SURVIVED", "a 2/3 FALSIFIED, such as seed 1 of a: a1",
     ]  # fmt: skip
     assert wins.strip().endswith("b 1/1 NOT TESTED, such as seed 0 of b: no record")
+
+
+CHAINS = {"algorithm": "grpo", "train.responses_per_prompt": 2, "evaluate.reference_draws": 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "built", "line"),
+    [
+        ({}, False, "at least 68 %, 52 %, 52 % of groups of 2 start dead (equal scores) if 20 %, 40 %, 60 % of"),
+        ({"reward.verifier.false_positive": 0.5}, False, "at least 52 %, 58 %, 68 % of groups of 2"),
+        ({"reward.verifier.false_negative": 0.5}, False, "at least 82 %, 68 %, 58 % of groups of 2"),
+        ({"train.missing_eos": "none"}, True, "67 % of groups of 2 start dead (equal scores), by 3 draws of the refer"),
+        ({}, True, "33 % of groups of 2 start dead"),  # the cut answer has another score
+        ({"train.responses_per_prompt": 4, "train.missing_eos": "none"}, True, "21 to 50 % of groups of 4"),
+        ({"train.responses_per_prompt": 4}, True, "0 % of groups of 4"),
+    ],
+)
+def test_dead_groups_are_forecast(tmp_path: Path, changes: dict[str, Any], built: bool, line: str) -> None:
+    file = tmp_path / "draws.parquet"
+    pq.write_table(pa.table({"proxy": [1.0, 1, 1, 0, 0, 1], "eos": [True, True, False, *[True] * 3]}), file)
+    assert dead_line(load_config("chains", {**CHAINS, **changes}), [file] * built).startswith(line)
+
+
+def test_arms_that_compare_responses_have_a_forecast(layout: Layout) -> None:
+    forecast = [line for line in shown(load_study("critic_free"), layout, "chains") if " start dead " in line]
+    assert [line.partition(":")[0] for line in forecast] == ["rloo, grpo, dr_grpo, lite_ppo"]
 
 
 KL = Symptom("objective/kl_exact_per_token", "above", 0.5, 30, 100, 4, "far", "raise kl.beta")
