@@ -30,6 +30,7 @@ from reports.tables.table import (
     words,
 )
 from reports.text.words import counted, name, number, p_value, setting
+from studies.definition.design import Cell
 
 MOST_VALUES = 2
 """Knobs whose values stand under the baseline's name."""
@@ -45,6 +46,9 @@ _N = Head("n", "seeds × prompts")
 
 def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
     """Make every table of the report, in the order of the page; the last one only of a search."""
+    configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
+    clipped = [arm for arm, config in configs.items() if config.algorithm.trust_region == "clip"]
+    one_step = [arm for arm in clipped if configs[arm].algorithm.learns and configs[arm].train.steps_per_update == 1]
     tables = [
         claims_table(records, findings),
         arm_table(records, findings),
@@ -56,7 +60,7 @@ def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
         matched_table(records, findings),
         alarm_table(findings),
         peaks_table(findings.peaks) if findings.peaks else None,
-        health_table(findings.health),
+        health_table(findings.health, one_step),
         verdict_table(findings),
         judge_table(records) if judges(records) else None,
         status_table(records, findings),

@@ -117,9 +117,9 @@ _NAMES = (
 )  # fmt: skip
 
 
-def health_table(arms: Sequence[ArmHealth]) -> Table:
+def health_table(arms: Sequence[ArmHealth], one_step: Sequence[str] = ()) -> Table:
     """Show every arm: its unhealthy trials, and the series that was outside its band for the largest share of a
-    trial."""
+    trial; `one_step`: arms with a clip that take one gradient step on a rollout."""
     data = [
         (one.arm, seed, s.key, s.side, s.bound, s.outside, s.n, s.share, s.late, s.first, s.cause, s.knob)
         for one in arms
@@ -153,7 +153,7 @@ def health_table(arms: Sequence[ArmHealth]) -> Table:
         (words("setting to change"), lambda one: (one.worst[1].knob or DASH) if one.worst else DASH),
     )
     rows = [dict(zip(_NAMES, row, strict=True)) for row in data]
-    note = {"sentence": health_sentence(arms), "unhealthy": any(one.unhealthy for one in arms)}
+    note = {"sentence": health_sentence(arms), "unhealthy": any(one.unhealthy for one in arms), "one_step": one_step}
     return declared("health", "Health of the trials", arms, shape, rows, list(_NAMES), **note)
 
 

@@ -13,6 +13,7 @@ from scipy import stats
 from scipy.stats import ttest_1samp
 from synthetic import WHOLE, Built, build
 
+from pipeline.config.base import replaced
 from reports.findings import bound
 from reports.findings.bound import LEAST_EFFECTIVE, best_win_rate, reference_scores, tilted
 from reports.findings.findings import Findings
@@ -22,6 +23,7 @@ from reports.findings.trajectories import alarms, gold_peaks, healths, paths
 from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.tables.drift import peaks_table
+from reports.tables.results import all_tables
 from reports.tables.runs import health_table
 from reports.text.answer import recommendation
 from studies.claims.falsifiers import overall
@@ -196,6 +198,15 @@ def test_the_page_judges_health_as_the_tag_does(records: StudyRecords, findings:
     rows = [[cell.text for cell in row] for row in health_table(findings.health).rows]
     assert [row[1] for row in rows] == ["3 of 3", "0 of 2", "0 of 3", "0 of 3"]
     assert rows[0][2] == f"{KL} above 0.5"
+    shown = next(table for table in all_tables(records, findings) if table.name == "health")
+    assert "Neither is a fault" not in shown.note
+    single = {"train.num_epochs": 1, "train.num_mini_batches": 1}
+    plan = tuple(
+        replace(cell, config=replaced(cell.config, single if cell.arm == "beta_0" else {"train.num_epochs": 1}))
+        for cell in records.plan
+    )
+    changed = next(table for table in all_tables(replace(records, plan=plan), findings) if table.name == "health")
+    assert "With one gradient step per rollout (beta_0) the policy" in changed.note
 
 
 def test_failed_trials_are_left_out_and_diverged_ones_counted(records: StudyRecords) -> None:
