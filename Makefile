@@ -62,8 +62,8 @@ published: $(VENV)/.stamp  ## draw a published STUDY again from its data in repo
 	@$(ABLATE) import "reports/example/$(STUDY)" --name "$(PUBLISHED)" --map plain --replace $(OPTIONS)
 	@$(ABLATE) report "$(PUBLISHED)" $(OPTIONS)
 
-compare: $(VENV)/.stamp  ## compare several studies in one table (STUDIES="a b")
-	@$(ABLATE) compare $(STUDIES) $(CHOICE) $(OPTIONS)
+compare: $(VENV)/.stamp  ## compare several studies in one table (STUDIES="a b", PROFILE="tiny chains")
+	@$(ABLATE) compare $(STUDIES) $(PROFILE:%=--profile %) $(OPTIONS)
 
 falsify: $(VENV)/.stamp  ## evaluate STUDY's claims; make returns 2 unless all survive, `ablate falsify` gives the exact code
 	@$(ABLATE) falsify "$(STUDY)" $(CHOICE) $(OPTIONS)

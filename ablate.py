@@ -103,17 +103,21 @@ def publish(
 
 def compare(
     names: StudiesArgument,
-    profile: cli.ProfileOption = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option("--profile", help="Profile to use instead of the studies' own; repeat it to compare profiles."),
+    ] = None,
     out: cli.OutOption = None,
 ) -> None:
-    """Compare several studies in one table.
+    """Compare several studies, or one on several profiles, in one table.
 
-    From their records, without training.
+    From their records, without training. The claims of one on several profiles stand side by side.
     """
     from pipeline.run.layout import Layout
     from reports.pages.compare import compare as write
 
-    located = [_found(name, profile, out) for name in names]
+    profiles: list[str | None] = [*profile] if profile else [None]
+    located = [_found(name, on, out) for name in names for on in profiles]
     page, text = write(located, Layout.at(out).root / "compare")
     print(printable(f"{text}\nPage: {page}"))
 

@@ -69,6 +69,16 @@ class Compared:
         effect = next((one for one in self.findings.effects_on(study.objective.metric) if one.arm == arm), None)
         return "baseline" if arm == study.baseline else effect_word(effect, study.objective.metric) if effect else "–"
 
+    @property
+    def outcomes(self) -> dict[tuple[str, str, str], str]:
+        """Study, name and condition of each hypothesis and falsifier -> its verdict."""
+        name, found = self.records.study.name, dict[tuple[str, str, str], str]()
+        for one in self.findings.hypotheses:
+            found[name, one.hypothesis.name, one.hypothesis.condition] = one.outcome
+        for claim in self.findings.claims:
+            found[name, claim.falsifier.name, claim.falsifier.condition] = claim.outcome
+        return found
+
     def claims(self, arm: str) -> dict[str, int]:
         """Count the verdicts on an arm's trials."""
         found = [one.outcome for claim in self.findings.claims for one in claim.verdicts if one.arm == arm]
@@ -94,7 +104,7 @@ def compare(found: Sequence[tuple[StudyFolder, Study]], root: Path) -> tuple[Pat
 
 def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]:
     """Write the page that sets studies side by side, below `root`; return its path, and the page for a terminal."""
-    table = comparison_table(studies)
+    table, both = comparison_table(studies), verdicts_table(studies)
     rates = [(s.label, one.arm, one.estimates.get(WIN_RATE)) for s in studies for one in s.findings.arms]
     rates.sort(key=lambda one: one[2].value if one[2] else -1.0)
     best = {label: (label, arm, rate) for label, arm, rate in rates}
@@ -105,10 +115,11 @@ def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]
         "lead": say("compare", "lead", [best[s.label] for s in studies if s.label in best and best[s.label][2]]),
         "caveats": _caveats(studies),
         "table": table,
+        "verdicts": both,
     }
 
     def build(new: Path) -> None:
-        write([table], new / "tables")
+        write([table, *([both] if both.rows else [])], new / "tables")
         write_text(new / "index.html", rendered("compare.html.j2", values))
         write_text(new / "index.md", rendered("compare.md.j2", values))
 
@@ -120,7 +131,42 @@ def compare_studies(studies: Sequence[Compared], root: Path) -> tuple[Path, str]
     rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
     narrow = replace(table, heads=tuple(table.heads[place] for place in kept), rows=rows)
     warnings = [f"Warning: {caveat}" for caveat in values["caveats"]]
-    return folder / "index.html", "\n".join([values["lead"], *warnings, "", plain(narrow)])
+    parts = [values["lead"], *warnings, "", plain(narrow), *(["", plain(both)] if both.rows else [])]
+    return folder / "index.html", "\n".join(parts)
+
+
+def agreement(outcomes: Sequence[str]) -> str:
+    """Compare the verdicts on one claim.
+
+    >>> agreement(["SUPPORTED", "SUPPORTED"]), agreement(["SUPPORTED", "REFUTED"]), agreement(["REFUTED", "UNDECIDED"])
+    ('same verdict', 'other verdict', 'undecided')
+    """
+    if any(outcome in ("UNDECIDED", "NOT TESTED") for outcome in outcomes):
+        return "undecided"
+    return "same verdict" if len(set(outcomes)) == 1 else "other verdict"
+
+
+def verdicts_table(studies: Sequence[Compared]) -> Table:
+    """Show a row per hypothesis and falsifier of a study on several profiles: its verdicts, and whether they agree."""
+    claims = dict.fromkeys(claim for compared in studies for claim in compared.outcomes)
+    found = {claim: {s.label: s.outcomes[claim] for s in studies if claim in s.outcomes} for claim in claims}
+    rows = [
+        (*claim[1:], verdicts, agreement([*verdicts.values()]))
+        for claim, verdicts in found.items()
+        if len(verdicts) > 1
+    ]
+
+    def verdict(row: tuple[str, str, dict[str, str], str], label: str) -> TableCell:
+        word = row[2].get(label, "–")
+        return TableCell(word, tone=TONES.get(word, ""))
+
+    shape = (
+        (head("claim"), lambda row: TableCell(row[0], row[1])),
+        *[(head(s.label), lambda row, label=s.label: verdict(row, label)) for s in studies],
+        (head("together"), lambda row: row[3]),
+    )
+    data = [{"claim": name, "condition": words, **each, "together": both} for name, words, each, both in rows]
+    return declared("verdicts_compared", "Verdicts on the same claims", rows, shape, data)
 
 
 def comparison_table(studies: Sequence[Compared]) -> Table:

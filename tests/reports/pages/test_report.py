@@ -21,7 +21,7 @@ from pipeline.run.layout import Layout
 from reports.figures import registry
 from reports.findings.findings import Findings, analyse
 from reports.pages import report as render
-from reports.pages.compare import Compared, compare, compare_studies, comparison_table
+from reports.pages.compare import Compared, compare, compare_studies, comparison_table, verdicts_table
 from reports.pages.page import inline_svg
 from reports.pages.published import publish
 from reports.pages.report import render_report
@@ -269,6 +269,24 @@ def test_page_and_terminal_have_every_arm_and_every_warning(studies: list[Compar
     _, *rows = said.split("\n\n")[1].splitlines()
     assert [row.split()[:2] for row in rows] == [[s.label, r.arm] for s in studies for r in s.findings.arms]
     assert "Warning" not in compare_studies(studies[:1], tmp_path)[1]
+
+
+def test_one_study_on_two_profiles_has_its_verdicts_side_by_side(demo: Built, tmp_path: Path) -> None:
+    one = Compared(demo.records, demo.findings)
+    first, *others = demo.findings.claims
+    turned = replace(first, outcome="SURVIVED" if first.outcome == "FALSIFIED" else "FALSIFIED")
+    undecided = [replace(claim, outcome="NOT TESTED") for claim in others[:1]]
+    found = replace(demo.findings, claims=(turned, *undecided, *others[1:]))
+    two = Compared(replace(demo.records, profile="chains"), found)
+    table = verdicts_table([one, two])
+    assert [head.text for head in table.heads] == ["claim", "kl_demo", "kl_demo (chains)", "together"]
+    words = dict(zip(table.frame["claim"], table.frame["together"], strict=True))
+    assert words[first.falsifier.name] == "other verdict"
+    assert {words[claim.falsifier.name] for claim in undecided} <= {"undecided"}
+    page, text = compare_studies([one, two], tmp_path)
+    assert "other verdict" in text
+    assert "Claims by profile" in page.read_text("utf-8")
+    assert (page.parent / "tables" / "verdicts_compared.csv").is_file()
 
 
 def test_command_writes_csv_markdown_and_html(demo: Built, tmp_path: Path) -> None:
