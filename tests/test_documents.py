@@ -73,15 +73,18 @@ def test_a_command_works_as_it_is_written(text: str) -> None:
 def _check(words: list[str]) -> None:
     name, *arguments = words
     asked = GROUP.commands[name].make_context(name, arguments).params
-    profile, settings = asked.get("profile"), parse_set(list(asked.get("settings") or []))
-    assert profile is None or profile in profile_names()
+    given, settings = asked.get("profile"), parse_set(list(asked.get("settings") or []))
+    profiles = [given] if isinstance(given, str) else [*(given or [None])]
+    assert {*profiles} <= {None, *profile_names()}
+    profile = profiles[0]
     if name == "run":
         single(profile, settings, 0)
         load_config(profile, settings)
     named = asked.get("names") or ([asked["name"]] if asked.get("name") and name not in ("new-study", "import") else [])
     for study in named:
         if not PLACEHOLDER.fullmatch(study):
-            planned(load_study(study), profile, settings)
+            for on in profiles:
+                planned(load_study(study), on, settings)
     for trial in (asked.get("what"), asked.get("run"), asked.get("reward")):
         assert not isinstance(trial, str) or TRIAL.fullmatch(trial) or PLACEHOLDER.fullmatch(trial)
 
