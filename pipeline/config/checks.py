@@ -83,8 +83,8 @@ def _dense(config: Config) -> None:
         f" {' or '.join(fitting)}, or dense: false": advantage not in fitting,
         f"reward.dense needs points that are earned before the end, and reward.kind '{reward.kind}' has none; use"
         f" {' or '.join(DENSE)}, or dense: false": reward.kind not in DENSE,
-        "reward.dense needs points that are earned before the end, and reward.verifier.sound_rows is 0; use more, or"
-        " dense: false": reward.kind == "verifier" and not reward.verifier.sound_rows,
+        "reward.dense needs points that are earned before the end, and reward.verifier.sound_steps is 0; use more, or"
+        " dense: false": reward.kind == "verifier" and not reward.verifier.sound_steps,
         f"reward.dense pays the points of one answer, and reward.against is '{reward.against}'; use none, or dense:"
         " false": reward.against != "none",
         f"reward.dense: critic.pretraining_steps {steps} fit the critic to whole scores; use 0, or dense: false":

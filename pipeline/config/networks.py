@@ -40,6 +40,9 @@ class ModelConfig(Section):
     layers: Annotated[Layers, SCRATCH] = Field(2, description="layers of a scratch model")
     heads: Annotated[Layers, SCRATCH] = Field(4, description="attention heads of a scratch model")
     intermediate_size: Annotated[Width, SCRATCH] = Field(256, description="width of its gated MLP")
+    init_std: Annotated[StrictlyPositive, SCRATCH] = Field(
+        0.02, description="standard deviation of a scratch model's random weights; a small width needs larger ones"
+    )
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

@@ -3,7 +3,7 @@
 A prompt lists elements of a group and ends with `?`; the answer is their product.
 
     2 7 5 ? = 4                    the answer at once
-    2 7 5 ? ; 9 5 ; 4 = 4          with a working: each row merges two neighbours of the row before
+    2 7 5 ? ; 7 5 2 ; 2 2 4 = 4    with a working: each step names two neighbours and their product, which replaces them
 
 Products are associative, so any neighbours can be merged: many workings are right, and it is known at which words
 several ways are open (true forks). In a group whose product is not commutative the order counts; for ``s5`` a network
@@ -17,7 +17,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 from typing import Final, NamedTuple
 
 from pipeline.data.settings import ChainsSettings
@@ -26,6 +26,8 @@ ASK: Final = "?"
 STEP: Final = ";"
 ANSWER: Final = "="
 SIGNS: Final = (ASK, STEP, ANSWER)
+STEP_WORDS: Final = 4
+"""Words of a step: its sign, two neighbours, their product."""
 HELDOUT_PARTS: Final = 10
 """One chain of so many is held out, by its hash."""
 Row = tuple[str, ...]
@@ -78,40 +80,50 @@ def sound_words(task: Task, words: Sequence[str]) -> Iterator[frozenset[str]]:
     """Yield, for each word of a response, the words that keep it sound; ends behind the first that is not among them.
     Behind a sound answer nothing keeps it so.
 
-    >>> [sorted(some) for some in sound_words(task("2 7 5 ?"), "; 9 5 = 4".split())]
-    [[';', '='], ['2', '9'], ['5'], [';', '='], ['4']]
+    Equal neighbours can stand at several places, so a step can lead to several rows. A word is sound where it follows
+    from one of them.
+
+    >>> [sorted(some) for some in sound_words(task("2 7 5 ?"), "; 7 5 2 = 4".split())]
+    [[';', '='], ['2', '7'], ['5'], ['2'], [';', '='], ['4']]
     """
-    group, done = task
-    row: Row | None = None
-    """The row that is being written; None between rows."""
-    ways = set[Row]()
-    """Those that it can become."""
+    group, rows = task.group, {task.chain}
+    step: list[str] | None = None
+    """Words of the step that is being written; None between steps."""
     answering = ended = False
     for word in words:
         if ended:
             open_ = frozenset[str]()
         elif answering:
-            open_ = frozenset({group.product(done)})
-        elif row is None:
-            open_ = frozenset((STEP, ANSWER) if len(done) > 1 else (ANSWER,))
+            open_ = frozenset({group.product(next(iter(rows)))})
+        elif step is None:
+            open_ = frozenset((STEP, ANSWER) if len(next(iter(rows))) > 1 else (ANSWER,))
+        elif len(step) == 2:
+            open_ = frozenset({group.table[step[0], step[1]]})
         else:
-            at = len(row)
-            open_ = frozenset(way[at] for way in ways if way[:at] == row)
+            pairs = [pair for row in rows for pair in pairwise(row)]
+            open_ = frozenset(pair[len(step)] for pair in pairs if [*pair[: len(step)]] == step)
         yield open_
         if word not in open_:
             return
         ended, answering = answering, word == ANSWER
         if word == STEP:
-            row, ways = (), {_merged(group, done, at) for at in range(len(done) - 1)}
-        elif row is not None:
-            row = (*row, word)
-            if len(row) == len(done) - 1:
-                done, row = row, None
+            step = []
+        elif step is not None:
+            step.append(word)
+            if len(step) == 3:
+                first, second, made = step
+                rows = {
+                    _merged(row, at, made)
+                    for row in rows
+                    for at, pair in enumerate(pairwise(row))
+                    if pair == (first, second)
+                }
+                step = None
 
 
-def _merged(group: Group, row: Row, at: int) -> Row:
-    """The row with the elements at two neighbouring places as their product."""
-    return (*row[:at], group.table[row[at], row[at + 1]], *row[at + 2 :])
+def _merged(row: Row, at: int, made: str) -> Row:
+    """The row with what takes the place of two neighbours."""
+    return (*row[:at], made, *row[at + 2 :])
 
 
 class Reading(NamedTuple):
@@ -121,27 +133,27 @@ class Reading(NamedTuple):
     """It ends with ``= product``, and has no other ``=``."""
     found: bool
     """It has ``= product`` somewhere."""
-    rows: int
-    """Rows of its working."""
-    row_ends: tuple[int, ...]
-    """Words before the sign behind each row that follows from the one before, up to the first that does not."""
+    steps: int
+    """Steps of its working."""
+    step_ends: tuple[int, ...]
+    """The last word of each step that follows from those before, up to the first that does not."""
     sound: bool
     """Every word follows, and the answer is given."""
     forks: tuple[bool, ...]
     """For each word, True where several were sound; False behind the first unsound one."""
 
     @property
-    def sound_rows(self) -> int:
-        return len(self.row_ends)
+    def sound_steps(self) -> int:
+        return len(self.step_ends)
 
 
 @lru_cache(maxsize=4096)
 def read(prompt: str, completion: str) -> Reading:
     """Judge a completion; defined for every text.
 
-    >>> read("2 7 5 ?", " ; 9 5 = 4")
-    Reading(right=True, found=True, rows=1, row_ends=(3,), sound=True, forks=(True, True, False, True, False))
-    >>> read("2 7 5 ?", " ; 9 5 ; 3 = 4")[:5]
+    >>> read("2 7 5 ?", " ; 7 5 2 = 4")
+    Reading(right=True, found=True, steps=1, step_ends=(3,), sound=True, forks=(True, True, False, False, True, False))
+    >>> read("2 7 5 ?", " ; 7 5 2 ; 2 2 3 = 4")[:5]
     (True, True, 2, (3,), False)
     """
     words, asked = completion.split(), task(prompt)
@@ -149,20 +161,14 @@ def read(prompt: str, completion: str) -> Reading:
         return Reading(False, False, 0, (), False, (False,) * len(words))
     answer = [ANSWER, asked.group.product(asked.chain)]
     open_ = list(sound_words(asked, words))
-    kept = [word in some for word, some in zip(words, open_, strict=False)]
-    signs = [at for at, word in enumerate(words) if word in (STEP, ANSWER)]
-    ends = [next((later for later in signs if later > at), len(words)) for at in signs if words[at] == STEP]
-    length = sum(kept)
-    # Behind a row that is not whole, though all its words are sound, no sign is sound.
-    row_ends = tuple(end for end in ends if end < length)
-    forks = [len(some) > 1 for some in open_] + [False] * (len(words) - len(open_))
+    length = sum(word in some for word, some in zip(words, open_, strict=False))
     return Reading(
         right=words[-2:] == answer and words.count(ANSWER) == 1,
         found=any(words[at : at + 2] == answer for at in range(len(words))),
-        rows=words.count(STEP),
-        row_ends=row_ends,
+        steps=words.count(STEP),
+        step_ends=tuple(at + STEP_WORDS - 1 for at in range(length - STEP_WORDS + 1) if words[at] == STEP),
         sound=len(words) > 1 and length == len(words) and words[-2] == ANSWER,
-        forks=tuple(forks),
+        forks=tuple(at < len(open_) and len(open_[at]) > 1 for at in range(len(words))),
     )
 
 
@@ -224,15 +230,15 @@ def texts(settings: ChainsSettings, count: int, heldout: bool, rng: random.Rando
 
 
 def demonstration(group: Group, chain: Row, settings: ChainsSettings, rng: random.Random) -> str:
-    """A response: with probability `long` a working down to one element, whose rows merge random neighbours, each
+    """A response: with probability `long` a working down to one element, whose steps merge random neighbours, each
     wrongly with probability `wrong_steps`; else the right answer at once."""
     words, row = list[str](), chain
     if rng.random() < settings.long:
         while len(row) > 1:
             at = rng.randrange(len(row) - 1)
-            row = _merged(group, row, at)
+            made = group.table[row[at], row[at + 1]]
             if rng.random() < settings.wrong_steps:
-                wrong = rng.choice([one for one in group.elements if one != row[at]])
-                row = (*row[:at], wrong, *row[at + 1 :])
-            words += [STEP, *row]
+                made = rng.choice([one for one in group.elements if one != made])
+            words += [STEP, row[at], row[at + 1], made]
+            row = _merged(row, at, made)
     return " ".join([*words, ANSWER, group.product(row)])

@@ -64,12 +64,12 @@ class ChainsSettings(Section):
 
 
 def longest_response(k: int) -> int:
-    """Tokens of a working of k elements with its answer and EOS: k (k - 1) / 2 elements in k - 1 rows, and three more.
+    """Tokens of a working of k elements with its answer and EOS: k - 1 steps of four words, and three more.
 
     >>> longest_response(8)
-    38
+    31
     """
-    return k * (k - 1) // 2 + k - 1 + 3
+    return 4 * (k - 1) + 3
 
 
 class DataConfig(Section):

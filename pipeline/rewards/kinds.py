@@ -78,8 +78,8 @@ class VerifierSettings(Section):
         "strict",
         description="strict: the response ends with its only answer; lenient: any `= x` in it, which can be hacked",
     )
-    sound_rows: NonNegative = Field(
-        0.0, description="points for a working all of whose rows are sound; in part for a share"
+    sound_steps: NonNegative = Field(
+        0.0, description="points for a working all of whose steps are sound; in part for a share"
     )
 
 

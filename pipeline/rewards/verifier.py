@@ -18,7 +18,7 @@ from pipeline.training.judging import FORKS
 
 
 class Verifier(TextScore):
-    """Points of a completion: 1 where its answer is accepted, and `sound_rows` times the share of its rows that are
+    """Points of a completion: 1 where its answer is accepted, and `sound_steps` times the share of its steps that are
     sound."""
 
     def __init__(self, settings: VerifierSettings) -> None:
@@ -29,13 +29,13 @@ class Verifier(TextScore):
         right = found.right if own.extract == "strict" else found.found
         wrong_rate = own.false_negative if right else own.false_positive
         accepted = right != (wrong_rate > 0 and _uniform(prompt, text) < wrong_rate)
-        return accepted + own.sound_rows * found.sound_rows / max(found.rows, 1)
+        return accepted + own.sound_steps * found.sound_steps / max(found.steps, 1)
 
     def earned(self, prompt: str, text: str) -> list[tuple[int, float]]:
-        """At the sign behind each sound row, which shows that it is whole, its part of a full working. What later rows
-        make of the share is settled at the end: no payment depends on what follows it."""
-        words, rows = list(re.finditer(r"\S+", text)), elements_of(prompt) - 1
-        return [(words[end].end(), self.settings.sound_rows / rows) for end in read(prompt, text).row_ends]
+        """At the end of each sound step its part of a full working. What later steps make of the share is settled at
+        the end: no payment depends on what follows it."""
+        words, steps = list(re.finditer(r"\S+", text)), elements_of(prompt) - 1
+        return [(words[end].end(), self.settings.sound_steps / steps) for end in read(prompt, text).step_ends]
 
 
 def load(section: str, settings: VerifierSettings, *_: Any) -> Verifier:
@@ -56,7 +56,7 @@ def elements_of(prompt: str) -> int:
 
 
 def marks_of(judge: Reward, completions: Completions, width: int) -> Mapping[str, Tensor]:
-    """What the judge finds in completions beside their points: right, worked (it has a row of working) and sound, (B,)
+    """What the judge finds in completions beside their points: right, worked (it has a step) and sound, (B,)
     float32 of 0 and 1; and forks (B, `width`), True at tokens where several were sound. Empty for other judges."""
     if not isinstance(judge, Verifier):
         return {}
@@ -66,7 +66,7 @@ def marks_of(judge: Reward, completions: Completions, width: int) -> Mapping[str
         forks[row, : len(one.forks)] = torch.tensor(one.forks[:width], dtype=torch.bool)
     return {
         "right": torch.tensor([float(one.right) for one in found]),
-        "worked": torch.tensor([float(one.rows > 0) for one in found]),
+        "worked": torch.tensor([float(one.steps > 0) for one in found]),
         "sound": torch.tensor([float(one.sound) for one in found]),
         FORKS: forks,
     }

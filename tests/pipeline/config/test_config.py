@@ -319,7 +319,7 @@ reward.kind=grammar reward.dense=true algorithm=remax | 'remax' compares whole r
 reward.dense=true | reward.kind 'learned' has none; use grammar or helpful or verifier
 reward.kind=grammar reward.dense=true reward.against=reference | and reward.against is 'reference'; use none
 reward.kind=grammar reward.dense=true critic.pretraining_steps=8 | critic.pretraining_steps 8 fit the critic to whole
-data.source=chains train.response_length=38 reward.kind=verifier reward.dense=true | reward.verifier.sound_rows is 0
+data.source=chains train.response_length=38 reward.kind=verifier reward.dense=true | reward.verifier.sound_steps is 0
 data.prompt_unit=tokens data.prompt_length=[8,200] | prompt_length [8, 200] goes beyond 128 tokens
 adapter.quantize=4bit | without an adapter none is frozen; set adapter.kind: lora
 reward.learned.ranked=200 | one ranking makes 19900 pairs, and reward.learned.pairs is 8192

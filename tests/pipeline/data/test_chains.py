@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import reduce
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.chains import GROUPS, is_held_out, prompts, read, sound_words, task, texts
+from pipeline.data.chains import GROUPS, Group, is_held_out, prompts, read, sound_words, task, texts
 from pipeline.data.settings import ChainsSettings, longest_response
 from pipeline.stages.checked import pass_at
 
@@ -40,7 +41,7 @@ def test_demonstrations_are_sound_but_for_their_wrong_steps(name: str) -> None:
         settings = ChainsSettings(group=name, lengths=(2, 6), long=long, wrong_steps=wrong)
         split = [text.partition(" ?") for text in texts(settings, 200, False, random.Random(1))]
         found = [(rest, read(f"{asked} ?", rest)) for asked, _, rest in split]
-        assert all(one.rows == rest.count(";") for rest, one in found)
+        assert all(one.steps == rest.count(";") for rest, one in found)
         assert max(len(rest.split()) + 1 for rest, _ in found) <= longest_response(6)
         return [(rest, one.sound and one.right) for rest, one in found]
 
@@ -49,18 +50,31 @@ def test_demonstrations_are_sound_but_for_their_wrong_steps(name: str) -> None:
     assert not any(fine for _, fine in read_all(1.0, 1.0))
 
 
-def test_a_wrong_word_ends_what_is_sound() -> None:
-    """Every other element in place of one of a working is found there, unless a working with it is sound too."""
-    prompt, words = "213 132 321 ?", [";", "231", "321", ";", "132", "=", "132"]
-    assert read(prompt, " ".join(words)).sound
-    asked = task(prompt)
+def workings(group: Group, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Every sound response to a chain."""
+    yield "=", reduce(lambda a, b: group.table[a, b], row)
+    for at, (a, b) in enumerate(pairwise(row)):
+        made = group.table[a, b]
+        for rest in workings(group, (*row[:at], made, *row[at + 2 :])):
+            yield ";", a, b, made, *rest
+
+
+@pytest.mark.parametrize("chain", ["2 2 2", "2 7 5", "213 213 132 213", "231 312 123 321"])
+def test_what_is_sound_is_what_can_be_listed(chain: str) -> None:
+    """Every sound response is, and of those with one other word none that is not in the list; the words that are open
+    after each beginning are those with which the list goes on."""
+    asked = task(f"{chain} ?")
     assert asked is not None
-    for at, word in enumerate(words):
-        for other in {*GROUPS["s3"].elements, ";", "="} - {word}:
-            changed = [*words[:at], other, *words[at + 1 :]]
-            open_ = list(sound_words(asked, changed))
-            assert (len(open_) > at + 1) == (other in open_[at])
-            assert not read(prompt, " ".join(changed)).sound or other in open_[at]
+    every = {*workings(*asked)}
+    for words in every:
+        found = read(f"{chain} ?", " ".join(words))
+        assert (found.sound, found.right, found.sound_steps) == (True, True, found.steps)
+        for at, open_ in enumerate(sound_words(asked, words)):
+            assert open_ == {one[at] for one in every if one[:at] == words[:at]}
+            assert found.forks[at] == (len(open_) > 1)
+            for other in {*asked.group.elements, ";", "="} - {words[at]}:
+                changed = (*words[:at], other, *words[at + 1 :])
+                assert read(f"{chain} ?", " ".join(changed)).sound == (changed in every)
 
 
 @pytest.mark.parametrize("name", ["z10", "s3"])
@@ -79,7 +93,7 @@ def test_what_counts_as_an_answer(words: list[str]) -> None:
     assert found.right == (words[-2:] == ["=", "4"] and words.count("=") == 1)
     assert found.found == ("= 4" in " ".join(words))
     assert not found.sound or found.right
-    assert found.sound_rows <= found.rows
+    assert found.sound_steps <= found.steps
     assert len(found.forks) == len(words)
 
 

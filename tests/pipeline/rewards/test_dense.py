@@ -23,7 +23,7 @@ from pipeline.run.metrics import merged
 from pipeline.training.judging import judge
 from pipeline.trial import run_trial
 
-ROWS = Verifier(VerifierSettings(sound_rows=0.5))
+STEPS = Verifier(VerifierSettings(sound_steps=0.5))
 Pieces = Sequence[tuple[str, float]]
 CASES: list[tuple[TextScore, str, Pieces, str, float]] = [
     (GrammarJudge(), "I saw it. The", [(" plot was dull, but the cast was superb.", 1.0)], " I liked it", -2.0),
@@ -32,13 +32,13 @@ CASES: list[tuple[TextScore, str, Pieces, str, float]] = [
     (GrammarJudge(), "The plot", [], "", -2.0),
     (GrammarJudge(), "", [("Only a fool would skip it.", -2.0)], "", 0.0),
     (HelpfulJudge(), "", [("Only a fool would skip it.", 2.0)], "", 0.0),
-    (ROWS, "2 7 5 ?", [(" ; 9 5 ;", 0.25), (" 4 =", 0.25)], " 4", 1.0),
-    (ROWS, "2 7 5 ?", [(" ; 9 5 =", 0.25)], " 1", 0.25),  # the only row, so all of the share
-    (ROWS, "2 7 5 ?", [(" ; 9 5 ;", 0.25)], " 3 = 4", 1.0),
-    (ROWS, "2 7 5 1 ?", [(" ; 9 5 1 ;", 0.5 / 3)], " 3 ; 4 ; 5 = 5", 1.0 + 0.125 - 0.5 / 3),  # one of four rows
-    (ROWS, "2 7 5 ?", [], " ; 9 = 4", 1.0),
-    (ROWS, "2 7 5 ?", [], " ; 9 5", 0.0),
-    (ROWS, "what", [], " ; 9 5 ;", 0.0),
+    (STEPS, "2 7 5 ?", [(" ; 7 5 2", 0.25), (" ; 2 2 4", 0.25)], " = 4", 1.0),
+    (STEPS, "2 7 5 ?", [(" ; 7 5 2", 0.25)], " = 1", 0.25),  # the only step, so all of the share
+    (STEPS, "2 7 5 ?", [(" ; 7 5 2", 0.25)], " ; 2 2 3 = 4", 1.0),
+    (STEPS, "2 7 5 1 ?", [(" ; 2 7 9", 0.5 / 3)], " ; 9 9 8 ; 5 1 6 ; 1 1 2 = 5", 1.0 + 0.125 - 0.5 / 3),  # one of four
+    (STEPS, "2 7 5 ?", [], " ; 9 = 4", 1.0),
+    (STEPS, "2 7 5 ?", [], " ; 7 5", 0.0),
+    (STEPS, "what", [], " ; 7 5 2", 0.0),
 ]  # fmt: skip
 
 
@@ -75,11 +75,11 @@ def test_points_fall_on_the_token_that_earns_them(unit: float) -> None:
         assert paid[stops].tolist() == [one / unit for one in points]
 
     words = word_tokenizer(["?", ";", "=", *"0123456789"])
-    prompts, rows = ([words(text)["input_ids"] for text in texts] for texts in (["2 7 5 ?"], ["; 9 5 ; 4 = 4"]))
+    prompts, rows = ([words(text)["input_ids"] for text in texts] for texts in (["2 7 5 ?"], ["; 7 5 2 ; 2 2 4"]))
     episodes = padded_episodes(prompts, rows, torch.tensor([False]), words.pad_token_id)
-    proxy = Proxy({"reward": Calibrated(ROWS, 0.7, unit)}, {"reward": 1.0})
-    found = proxy.earned(Completions.of(words, episodes, ["2 7 5 ?"]), words, 7)
-    assert found.tolist() == [[0, 0, 0, 0.25 / unit, 0, 0.25 / unit, 0]]
+    proxy = Proxy({"reward": Calibrated(STEPS, 0.7, unit)}, {"reward": 1.0})
+    found = proxy.earned(Completions.of(words, episodes, ["2 7 5 ?"]), words, 9)
+    assert found.tolist() == [[0, 0, 0, 0.25 / unit, 0, 0, 0, 0.25 / unit, 0]]
 
 
 @pytest.mark.parametrize("place", ["reward", "score", "loss"])

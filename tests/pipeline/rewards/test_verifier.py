@@ -48,16 +48,20 @@ def test_without_youdens_j_the_reward_is_independent_of_the_answer() -> None:
     assert abs(gap) < 4 * (0.4 * 0.6 / int(right.sum())) ** 0.5
 
 
-def test_sound_rows_are_worth_their_share() -> None:
-    texts = (" ; 9 5 ; 4 = 4", " ; 9 5 ; 3 = 4", " = 4", " ; 9 5 ; 4 = 1", " ; 9 5")
-    found = Verifier(VerifierSettings(sound_rows=0.5))(completions(*texts)).tolist()
+def test_sound_steps_are_worth_their_share() -> None:
+    texts = (" ; 7 5 2 ; 2 2 4 = 4", " ; 7 5 2 ; 2 2 3 = 4", " = 4", " ; 2 7 9 ; 9 5 4 = 1", " ; 9 5 4")
+    found = Verifier(VerifierSettings(sound_steps=0.5))(completions(*texts)).tolist()
     assert found == [1.5, 1.25, 1.0, 0.5, 0.0]
 
 
 def test_marks() -> None:
-    found = marks_of(Verifier(VerifierSettings()), completions(" ; 9 5 ; 4 = 4", " ; 9 5 ; 3 = 4", " = 1"), 5)
+    found = marks_of(Verifier(VerifierSettings()), completions(" ; 7 5 2 = 4", " ; 7 5 3 = 4", " = 1"), 6)
     assert found["right"].tolist() == [1, 1, 0]
     assert found["worked"].tolist() == [1, 1, 0]
     assert found["sound"].tolist() == [1, 0, 0]
-    assert found["forks"].tolist() == [[True, True, False, True, False]] * 2 + [[True, False, False, False, False]]
+    assert found["forks"].tolist() == [
+        [True, True, False, False, True, False],
+        [True, True, False, False, False, False],
+        [True, False, False, False, False, False],
+    ]
     assert marks_of(lambda _: torch.zeros(1), completions(" = 1"), 5) == {}  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "data.sft_texts": 500, "data.train_prompts": 64, "data.heldout_prompts": 64, "data.chains.group": "z10",
     "data.chains.lengths": [2, 3], "model.hidden_size": 16, "model.heads": 2, "model.layers": 1, "sft.steps": 120,
     "sft.batch_size": 32, "reward.calibration_samples": 64, "reward.verifier.false_positive": 0.2, "train.steps": 8,
-    "train.batch_size": 16, "train.response_length": 8, "train.num_mini_batches": 2, "train.num_epochs": 1,
+    "train.batch_size": 16, "train.response_length": 11, "train.num_mini_batches": 2, "train.num_epochs": 1,
     "evaluate.prompts": 32, "evaluate.passes": 4, "algorithm": "grpo", "algorithm.tokens": "forks",
 }  # fmt: skip
 
@@ -33,7 +33,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> TrialOutcome:
 def test_the_evaluation_is_that_of_its_rows(outcome: TrialOutcome) -> None:
     rows = pd.read_parquet(outcome.artifacts["evaluate"].path / "prompts.parquet")
     found = [read(*pair) for pair in zip(rows["prompt"], rows["policy_completion"], strict=True)]
-    right, worked = (np.array([getattr(one, name) for one in found]) > 0 for name in ("right", "rows"))
+    right, worked = (np.array([getattr(one, name) for one in found]) > 0 for name in ("right", "steps"))
     lengths, summary = rows["policy_length"].to_numpy(), outcome.summary
     assert summary["eval/accuracy"] == summary["eval/gold"] == pytest.approx(right.mean())
     assert summary["eval/working_rate"] == pytest.approx(worked.mean())
