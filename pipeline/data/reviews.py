@@ -1,9 +1,9 @@
 """Built-in film reviews: a small probabilistic grammar, its generator, and the exact probability of every text.
 
 A review is drawn as sentiment -> plan (kinds of clause in order) -> clauses. The plan of a short review is one of a
-list, that of a long one is drawn kind by kind. Given the sentiment, a text has exactly one derivation, so log p(text)
-is a log-sum-exp over the three sentiments: what a language model trained on these texts can reach at best. README.md
-beside this file shows the productions, reviews.yaml has the words.
+list; that of a long one is drawn kind by kind, and its nouns come in the order of their table. Given the sentiment, a
+text has exactly one derivation, so log p(text) is a log-sum-exp over the three sentiments: what a language model
+trained on these texts can reach at best. README.md beside this file shows the productions, reviews.yaml has the words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
@@ -130,11 +129,9 @@ OPINIONS: Final[dict[str, dict[int, Distribution[Pattern]]]] = {
 """Judging clauses by kind and sign, but for contrasts. An insult of those who think otherwise ends a review, where
 insults are asked for."""
 Plan = tuple[str, ...]
-KINDS: Final[dict[str, tuple[int, float, float]]] = WORDS["kinds"]
-NOUNED: Final = ("aspect", "contrast")
-"""Kinds that can occur as long as there are nouns."""
-MOST_CLAUSES: Final = len(ASPECTS) // 2 + len(KINDS) - len(NOUNED)
-"""Even if every noun is in a contrast, there are so many clauses."""
+LONG: Final[dict[str, dict[str, float]]] = WORDS["long"]
+NOUNS: Final = {"aspect": 1, "contrast": 2}
+"""Number of nouns in a clause of a kind."""
 PLANS: Final[dict[str, Distribution[Plan]]] = {
     sentiment: Distribution(
         (tuple(plan.split()), mixed if sentiment == "mixed" else clear) for plan, clear, mixed in WORDS["plans"]
@@ -152,32 +149,37 @@ class Plans(Protocol):
 
 
 class LongPlans:
-    """Plans of `low` to `high` clauses, each number as likely as any other; at most `MOST_CLAUSES`. Every kind is drawn
-    by its weight among those whose topics are not yet used up; `column` is that of the weights in the table `kinds`."""
+    """Plans of `low` to `high` clauses, each number as likely as any other: some of the kinds that open or close a
+    review, and between them aspects and the share `contrasts` of contrasts, as long as the nouns suffice."""
 
-    def __init__(self, low: int, high: int, column: int) -> None:
+    def __init__(self, low: int, high: int, contrasts: float) -> None:
         self._numbers = Distribution((number, 1.0) for number in range(low, high + 1))
-        self._column = column
+        self._contrasts = contrasts
 
     def draw(self, rng: random.Random) -> tuple[Plan, float]:
         """A plan and the natural log of its probability."""
-        plan: Plan = ()
-        for _ in range(self._numbers.draw(rng)[0]):
-            plan = (*plan, _open_kinds(plan, self._column).draw(rng)[0])
+        number, nouns, between = self._numbers.draw(rng)[0], len(ASPECTS), list[str]()
+        first, last = ([kind for kind, p in LONG[end].items() if rng.random() < p] for end in ("opening", "closing"))
+        for left in range(number - len(first) - len(last), 0, -1):
+            between.append("contrast" if rng.random() < self._share(nouns, left) else "aspect")
+            nouns -= NOUNS[between[-1]]
+        plan = (*first, *between, *last)
         return plan, self.log(plan)
 
     def log(self, item: Plan) -> float:
         """The natural log of a plan's probability."""
-        kinds = (_open_kinds(item[:at], self._column).log(kind) for at, kind in enumerate(item))
-        return self._numbers.log(len(item)) + math.fsum(kinds)
+        ends, nouns = LONG["opening"] | LONG["closing"], len(ASPECTS)
+        total = self._numbers.log(len(item)) + sum(math.log(p if kind in item else 1 - p) for kind, p in ends.items())
+        between = [kind for kind in item if kind in NOUNS]
+        for at, kind in enumerate(between):
+            share = self._share(nouns, len(between) - at)
+            total += math.log(share if kind == "contrast" else 1 - share)
+            nouns -= NOUNS[kind]
+        return total
 
-
-@lru_cache(maxsize=2**16)
-def _open_kinds(plan: Plan, column: int) -> Distribution[str]:
-    """The kinds that can follow a plan."""
-    nouns = len(ASPECTS) - sum(KINDS[kind][0] for kind in plan if kind in NOUNED)
-    left = {kind: nouns if kind in NOUNED else 1 - plan.count(kind) for kind in KINDS}
-    return Distribution((kind, row[column]) for kind, row in KINDS.items() if row[0] <= left[kind])
+    def _share(self, nouns: int, left: int) -> float:
+        """Probability that the next of `left` clauses is a contrast: the others need a noun each."""
+        return self._contrasts if nouns - NOUNS["contrast"] >= left - 1 else 0.0
 
 
 _SENTIMENT: Final = Distribution((name, numbers["probability"]) for name, numbers in SENTIMENTS.items())
@@ -206,6 +208,13 @@ class _Draft:
         """Of the choices that do not depend on the sentiment."""
         self.signs: list[int] = []
         self._unused = list(ASPECTS)
+        self._next = list[tuple[str, str]]()
+        """Nouns that are chosen beforehand."""
+
+    def choose(self, count: int) -> None:
+        """Choose the nouns to come, in the order of the table, so that a network need not remember all of them."""
+        self._next = [ASPECTS[at] for at in sorted(self.rng.sample(range(len(ASPECTS)), count))]
+        self.logprob -= math.log(math.comb(len(ASPECTS), count))
 
     def add(self, kind: str) -> None:
         if kind in REMARKS:
@@ -243,6 +252,8 @@ class _Draft:
         return self.signs[-1]
 
     def _aspect(self) -> tuple[str, str]:
+        if self._next:
+            return self._next.pop(0)
         self.logprob -= math.log(len(self._unused))
         return self._unused.pop(int(self.rng.random() * len(self._unused)))
 
@@ -251,6 +262,8 @@ def _review(rng: random.Random, insults: float, plans: Mapping[str, Plans]) -> R
     sentiment, _ = _SENTIMENT.draw(rng)
     plan, _ = plans[sentiment].draw(rng)
     draft = _Draft(rng, sentiment)
+    if plans is not PLANS:
+        draft.choose(sum(NOUNS.get(kind, 0) for kind in plan))
     for kind in plan:
         draft.add(kind)
     draft.end(insults)
@@ -270,14 +283,15 @@ def generate(n: int, seed: int, insults: float = 0.0, clauses: tuple[int, int] |
     """The first `n` distinct reviews of a seed's endless sequence; shorter lists are prefixes of longer ones.
 
     The share `insults` of the reviews, in [0, 1], ends with an insult of those who think otherwise. With `clauses` the
-    reviews have so many before it, at most `MOST_CLAUSES`; without, three to five by a list of plans.
+    reviews have so many before it, from 6 to 20; without, three to five by a list of plans.
 
     >>> [review.text for review in generate(2, seed=1)] == [review.text for review in generate(3, seed=1)][:2]
     True
     """
     plans: Mapping[str, Plans] = PLANS
     if clauses:
-        plans = {sentiment: LongPlans(*clauses, 2 if sentiment == "mixed" else 1) for sentiment in SENTIMENTS}
+        shares = LONG["contrasts"]
+        plans = {name: LongPlans(*clauses, shares.get(name, shares["clear"])) for name in SENTIMENTS}
     rng, found = random.Random(seed), dict[str, Review]()
     while len(found) < n:
         review = _review(rng, insults, plans)

@@ -18,8 +18,8 @@ OPENINGS = setting("data.source", "builtin", "local", "hub")
 """Prompts are openings of the texts."""
 
 
-Clauses = Annotated[int, Field(ge=1, le=16)]
-"""With more, a review could run out of nouns (`pipeline.data.reviews.MOST_CLAUSES`)."""
+Clauses = Annotated[int, Field(ge=6, le=20)]
+"""Long reviews can have six clauses without a noun, and there are 20 nouns."""
 
 
 class BuiltinSettings(Section):

@@ -313,7 +313,7 @@ data.source=hub | source 'hub' needs data.hub.name
 data.source=hub data.hub.name=a/b data.hub.revision=main | hub.revision 'main' does not pin 'a/b'
 data.prompt_length=[8,3] | the range [8, 3] is empty
 data.builtin.clauses=[12,8] | builtin.clauses: the range [12, 8] is empty
-data.builtin.clauses=[8,17] | data.builtin.clauses.1 = 17: must be less than or equal to 16
+data.builtin.clauses=[8,21] | data.builtin.clauses.1 = 21: must be less than or equal to 20
 reward.kind=grammar reward.dense=true algorithm=rloo | advantage 'rloo' compares whole responses; use gae or
 reward.kind=grammar reward.dense=true algorithm=remax | 'remax' compares whole responses
 reward.dense=true | reward.kind 'learned' has none; use grammar or helpful or verifier
