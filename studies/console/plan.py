@@ -212,7 +212,7 @@ def _print_forecast(console: Console, planned: Planned, study: Study, profile: s
     for cell, stages in planned:
         compares = ADVANTAGES[cell.config.algorithm.advantage].least_responses > 1
         for one in stages if compares and cell.config.reward.kind == "verifier" else ():
-            if one.stage == "reference" and (one.cached or not value_at(cell.config, "reward.verifier.sound_rows")):
+            if one.stage == "reference" and (one.cached or not value_at(cell.config, "reward.verifier.sound_steps")):
                 path = layout.store / one.stage / f"{one.key}" / "draws.parquet"
                 built.setdefault(cell.arm, []).extend([path] if one.cached and path.exists() else [])
     configs = {cell.arm: cell.config for cell, _ in planned}
