@@ -224,7 +224,7 @@ STUDY = (
 
 
 @pytest.mark.usefixtures("no_mlflow")
-@pytest.mark.parametrize("executor", ["inline", "processes"])
+@pytest.mark.parametrize("executor", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_running_study_shows_the_verdicts_of_its_records(write_study: Write, layout: Layout, executor: str) -> None:
     """A claim on `weak` against `strong`, which runs after it, is judged at the end."""
     result, text = go(write_study(STUDY), layout, executor)
@@ -250,7 +250,9 @@ STOP = (
 
 
 @pytest.mark.usefixtures("no_mlflow")
-@pytest.mark.parametrize(("executor", "trouble"), [("inline", {}), ("processes", {"kill": 1})])
+@pytest.mark.parametrize(
+    ("executor", "trouble"), [("inline", {}), pytest.param("processes", {"kill": 1}, marks=pytest.mark.slow)]
+)
 def test_a_trial_that_breaks_a_claim_ends_at_once_is_evaluated_and_counts(
     write_study: Write, layout: Layout, executor: str, trouble: dict[str, int]
 ) -> None:
