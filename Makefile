@@ -79,7 +79,7 @@ sync: $(VENV)/.stamp  ## send STUDY's missing records to MLflow
 
 test: $(VENV)/.stamp-dev  ## style, types, layers, and all tests not marked slow
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -n $(or $(JOBS),3) --dist worksteal -m "not slow"  # on two cores: many wait for servers
+	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.stamp-dev  ## the tests marked slow: whole trials that are killed, searched, measured, or run by two processes
 	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m slow

@@ -54,15 +54,15 @@ class AlgorithmConfig(Section):
     tokens: Literal["all", "forks", "high_entropy", "low_entropy", "random"] = Field(
         "all",
         description=(
-            "tokens of a rollout that have an advantage, the others have 0; forks: those at which a working has several"
-            " sound ways on, of chains; the others: a share of all tokens by the policy's entropy there, or by chance"
+            "tokens that are learned from; all others have advantage 0. forks: where a working of chains can go on in"
+            " several sound ways; high_entropy, low_entropy, random: token_share of the tokens"
         ),
     )
     token_share: Annotated[Fraction, setting("algorithm.tokens", "high_entropy", "low_entropy", "random")] = Field(
         0.2, description="share of the tokens of a rollout"
     )
     signs: Literal["both", "positive", "negative"] = Field(
-        "both", description="sign of the advantages that are learned from, the others become 0"
+        "both", description="advantages that are learned from; those of the other sign become 0"
     )
     gamma: Annotated[Fraction, setting("algorithm.advantage", "gae", "reinforce_pp")] = Field(
         1.0, description="discount factor per token"

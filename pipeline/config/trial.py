@@ -60,8 +60,8 @@ class EvaluateConfig(Section):
     passes: Annotated[Positive, setting("data.source", "chains"), setting("evaluate.best_of", 1)] = Field(
         1,
         description=(
-            "samples of the policy for each prompt, by which the probability is estimated that one of 4, 16 or 64 has"
-            " the right answer; the first is the one that is judged"
+            "answers of the policy to each prompt, for pass@k: the probability that one of k answers (1, 4, 16, 64) is"
+            " right. The first answer is the one that is judged"
         ),
     )
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")

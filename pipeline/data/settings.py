@@ -33,7 +33,7 @@ class BuiltinSettings(Section):
         ),
     )
     clauses: tuple[Clauses, Clauses] | None = Field(
-        None, description="fewest and most clauses of a review, insults apart; none: three to five, by a list of plans"
+        None, description="smallest and largest number of clauses of a review, without an insult; none: three to five"
     )
 
 

@@ -76,7 +76,7 @@ class VerifierSettings(Section):
     false_negative: Fraction = Field(0.0, description="probability that a right answer is rejected")
     extract: Literal["strict", "lenient"] = Field(
         "strict",
-        description="strict: the response ends with its only answer; lenient: any `= x` in it, which can be hacked",
+        description="strict: the response must end with its only answer; lenient: a right answer anywhere in it counts",
     )
     sound_steps: NonNegative = Field(
         0.0, description="points for a working all of whose steps are sound; in part for a share"

@@ -82,10 +82,11 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             metrics |= {"value/explained_variance": explained} if math.isfinite(explained) else {}
         if cfg.algorithm.whiten_advantages:
             advantages = masked_whiten(advantages, counted)
-        learned = _learned_from(cfg, scores, measured, mask, update)
-        if cfg.algorithm.signs != "both":
-            learned = learned & ((advantages > 0) == (cfg.algorithm.signs == "positive"))
-        advantages = torch.where(learned, advantages, 0.0)
+        advantages = torch.where(_learned_from(cfg, scores, measured, mask, update), advantages, 0.0)
+        if cfg.algorithm.signs == "positive":
+            advantages = advantages.clamp(min=0.0)
+        elif cfg.algorithm.signs == "negative":
+            advantages = advantages.clamp(max=0.0)
         returns = None if expected is None else targets(judged, expected)
         numbers = groups_of(episodes, cfg.kl, data.closes) if cfg.kl.grouped_in("loss") else None
     beta, beside = context.terms.kl_coef, int(share.beside.sum())
