@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from pipeline.config.base import Section, distinct
 from pipeline.config.loading import ConfigFault, dotted_keys, load_config, validated
@@ -130,6 +130,13 @@ class Study(Section):
     def _profile_of_foreign(cls, content: Any) -> Any:
         given = [key for key in (TRAINER, IMPORTED) if isinstance(content, dict) and content.get(key)]
         return {"profile": given[0], **content} if given else content
+
+    @field_validator("search", mode="before")
+    @classmethod
+    def _of_our_trials(cls, search: Any, info: ValidationInfo) -> Any:
+        if info.data.get("trainer"):
+            raise ValueError("a search runs our own trials; a study with a trainer has arms, grid or factors")
+        return search
 
     @property
     def argument(self) -> str:

@@ -170,7 +170,7 @@ def faults(study: Study) -> Iterator[tuple[tuple[str, ...], str]]:
     if trainer is None:
         yield from [(("parameters",), "belong to a study with a trainer of its own; leave them out")] * bool(own)
         return
-    if study.search or study.imported:
+    if study.imported:
         yield (study.kind,), "has a trainer, whose arms stand under arms, grid or factors"
     known = [*own, SEED, OUT, PYTHON]
     words = [*trainer.command, *(trainer.resume.add if trainer.resume else ())]

@@ -162,6 +162,7 @@ def test_a_full_disk_ends_the_study_and_the_same_command_goes_on(write: Write, l
         ({"trainer": {"command": ["{what}", "{lr}", "{out}"]}}, r"\{seed\} stands in no word .* runs would not differ"),
         ({"arms": {"slow": {"lrr": 1}}}, r"'lrr' is no parameter; did you mean 'lr'"),
         ({"arms": {"slow": {"lr": 1e-6}, "same": {"lr": "1e-6"}}}, "arms 'slow' and 'same' are the same run"),
+        ({"search": {"space": {"lr": [0, 1]}}}, r"line \d+: search: a search runs our own trials"),
         ({"trainer": {"command": ["no_such_program", *WORDS]}}, "no program 'no_such_program'"),
         ({"trainer": {"code": ["*.jl"]}}, r"trainer\.code: no file '\*\.jl'"),
         ({"trainer": {"logs": {"names": "verl"}}}, "verl counts updates; name a .yaml file with"),

@@ -79,6 +79,17 @@ def test_every_form_holds_the_same(tmp_path: Path, name: str) -> None:
     assert table.index[0] == {"a.csv": "line 2", "a.jsonl": "line 1"}.get(name, "row 1"), "the place in the file"
 
 
+def test_a_resumed_run_has_its_latest_events(tmp_path: Path) -> None:
+    writer = pytest.importorskip("torch.utils.tensorboard", reason="TensorBoard is not installed")
+    for steps, shift in ((range(1, 5), 0.0), (range(3, 6), 0.5)):
+        with writer.SummaryWriter(str(tmp_path)) as log:
+            for step in steps:
+                log.add_scalar("train/reward", math.inf if step == 5 else step + shift, step)
+    assert read_table(tmp_path).to_dict("records") == [
+        {"step": step, "reward": reward} for step, reward in enumerate([1.0, 2.0, 3.5, 4.5, "NaN"], 1)
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
