@@ -120,7 +120,7 @@ def runs(planned: Planned) -> tuple[Runs, Runs]:
             if not one.cached and one.stage in mine:
                 own.append((one.stage, cell))
             elif not one.cached:
-                shared.setdefault((one.stage, one.key or chain_of(cell.config), one.why), (one.stage, cell))
+                shared.setdefault((one.stage, one.key or chain_of(cell.config, one.stage), one.why), (one.stage, cell))
     return own, [*shared.values()]
 
 
@@ -188,7 +188,7 @@ def stage_table(planned: Planned) -> Table:
             labels, keys = rows.setdefault((one.cached, one.stage, one.why), ([], {}))
             labels.append(cell.label)
             # A key that is not known yet is a trial's own, or that of its chain.
-            keys[one.key or (cell.label if one.stage in own else chain_of(cell.config))] = None
+            keys[one.key or (cell.label if one.stage in own else chain_of(cell.config, one.stage))] = None
     # Some trials have stages that others do not have.
     by_length = sorted((stages for _, stages in planned), key=len, reverse=True)
     order = list(dict.fromkeys(one.stage for stages in by_length for one in stages))

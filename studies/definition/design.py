@@ -160,9 +160,10 @@ def seeded(config: TrialConfig, seed: int, vary: Sequence[Link]) -> TrialConfig:
     return replaced(config, {SEED_KEY: seed, **{LINKS[link]: seed for link in acting(config, vary)}})
 
 
-def chain_of(config: TrialConfig) -> tuple[int, ...]:
-    """Seeds of the stages before training: trials with equal seeds can share them."""
-    return config.sft.seed, config.reward.learned.pairs_seed, config.reward.seed
+def chain_of(config: TrialConfig, stage: str) -> tuple[str]:
+    """Settings of a shared stage and of those before it: trials with equal ones share it."""
+    own = {"prompts": {"data"}, "sft": {"data", "model", "sft"}}
+    return (config.model_dump_json(include=own.get(stage, {"data", "model", "sft", "reward", "judge"})),)
 
 
 def acting(config: TrialConfig, vary: Sequence[Link]) -> tuple[Link, ...]:

@@ -74,6 +74,14 @@ def test_plan_opens_with_what_will_run_and_why(write_study: Write, layout: Layou
     assert states == sorted(states, reverse=True), "what will run stands first"
 
 
+def test_arms_with_other_data_share_no_reference(write_study: Write, layout: Layout) -> None:
+    arms = "arms:\n  weak: {data.source: chains}\n  strong: {data.source: chains, data.chains.group: z10}\n"
+    study = write_study(re.sub(r"arms:\n(  .*\n)+", arms, fake_trial.STUDY))
+    rows = shown(study, layout, "chains")
+    assert any(row.startswith("prompts 2 artifacts 4 trials") for row in rows), rows
+    assert any(row.startswith("sft 2 artifacts 4 trials") for row in rows), rows
+
+
 def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout: Layout) -> None:
     study = write_study()
     record(study, layout)
