@@ -41,7 +41,7 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys, measured_in
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.checked import checked, passed
+from pipeline.stages.checked import checked, entropy_law, passed
 from pipeline.stages.heldout import Draws, answers, heldout_prompts, preferences
 from pipeline.training.new_actor import load_reference
 
@@ -99,6 +99,7 @@ def evaluate(
         }
         table = pd.DataFrame(columns)
         summary = summarise(table, drawn.count) | capability
+        summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
             summary["eval/reward_accuracy"] = float(reward.meta["accuracy_gold"])
         check_keys(summary)

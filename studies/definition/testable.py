@@ -72,7 +72,7 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
             "objective/accuracy", "objective/working_rate", "objective/sound_rate", "objective/length_right",
             "objective/length_wrong", "objective/entropy_forks", "objective/entropy_elsewhere", "eval/accuracy",
             "eval/working_rate", "eval/sound_rate", "eval/length_right", "eval/length_wrong", "eval/entropy_forks",
-            "eval/entropy_elsewhere", "eval/accuracy_reference", "eval/working_rate_reference",
+            "eval/entropy_elsewhere", "eval/entropy_law_miss", "eval/accuracy_reference", "eval/working_rate_reference",
         ),
     ),
     *((above("evaluate.passes", k - 1), (f"eval/pass_at_{k}",)) for k in (4, 16, 64)),

@@ -157,7 +157,12 @@ def test_a_seed_changes_the_training_and_every_link_that_varies(
 ) -> None:
     plan = cells(write_study(SMOKE + extra))[::2]
     assert [cell.config.train.seed for cell in plan] == [3, 4]
-    assert [chain_of(cell.config) for cell in plan] == chains
+    seeds = [(cell.config.sft.seed, cell.config.reward.learned.pairs_seed, cell.config.reward.seed) for cell in plan]
+    assert seeds == chains
+    for stage in ("sft", "reward"):
+        assert (chain_of(plan[0].config, stage) != chain_of(plan[1].config, stage)) == (
+            "sft" in extra or stage in extra
+        )
 
 
 # --- algorithms by name ------------------------------------------------------------------------------------
@@ -200,7 +205,7 @@ def test_a_study_is_found_by_name_or_path(write_study: Write, monkeypatch: pytes
     assert load_study("mine").source == load_study("./mine.yaml").source == study.source
     assert (study.argument, load_study("kl_ablation").argument) == ("mine", "kl_ablation")
     for name, expected in (
-        ("mein", r"no study 'mein'; did you mean 'mine'\?; there are: a_star_po, clip_ablation, .*, mine \("),
+        ("mein", r"no study 'mein'; did you mean 'mine'\?; there are: a_star_po, .*, mine \("),
         ("kl_ablaton+confirm", r"no study 'kl_ablaton'; did you mean 'kl_ablation'\?"),
         (str(folder), "is a folder"),
     ):
