@@ -39,6 +39,7 @@ Runs = list[tuple[str, Cell]]
 """Stages that will run, each with a trial that has it."""
 MACHINE = ("platform", "device")
 """Keys of a trial's environment on which its speed depends."""
+IDLE = "Nothing will run"
 ACCURACIES = (0.2, 0.4, 0.6)
 """Accuracies of a reference that is not built yet, for which dead groups are forecast."""
 FOUR_MODELS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("four_models.yaml").read_text("utf-8"))
@@ -70,16 +71,9 @@ def print_plan(
         return _print_commands(console, run, plan)
     idle = False
     try:
-        planned = [(cell, run.stages(cell)) for cell in plan]
-        ended = len((load(study, folder) or {}).get("trials", [])) if study.search else 0
-        total = trial_count(study)
-        own, shared = runs(planned)
-        unknown = total - len(plan) - ended
-        idle = not (own or shared or unknown)
-        left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
-        beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
-        time = _time(left, beside, _records(layout, chosen, _machine(run.module, plan)), layout) if left else ""
-        console.print(Text(f"{headline(own, shared, unknown, total)}{time}", "bold"))
+        planned, words = _ahead(run, plan)
+        idle = words.startswith(IDLE)
+        console.print(Text(words, "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
         console.print()
@@ -88,6 +82,27 @@ def print_plan(
     finally:
         if not idle:  # a forecast needs torch
             _print_budget(console, study, compared, plan)
+
+
+def outlook(study: Study, profile: str | None, layout: Layout) -> str:
+    """Return how many trials of a study have yet to run, and their time."""
+    chosen = profile or study.profile
+    run = Started(study, chosen, {}, layout, layout.study(study.name, chosen), module_of(study))
+    return _ahead(run, cells(confirmation(study, run.folder), profile, {}))[1]
+
+
+def _ahead(run: Started, plan: Sequence[Cell]) -> tuple[Planned, str]:
+    """Return the stages of each trial, and how many trials have yet to run, with their time."""
+    study, layout = run.study, run.layout
+    planned = [(cell, run.stages(cell)) for cell in plan]
+    ended = len((load(study, run.folder) or {}).get("trials", [])) if study.search else 0
+    total = trial_count(study)
+    own, shared = runs(planned)
+    unknown = total - len(plan) - ended
+    left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
+    beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
+    time = _time(left, beside, _records(layout, run.profile, _machine(run.module, plan)), layout) if left else ""
+    return planned, headline(own, shared, unknown, total) + time
 
 
 def _print_commands(console: Console, run: Started, plan: Sequence[Cell]) -> None:
@@ -129,7 +144,7 @@ def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
     n = len({cell.label for _, cell in own}) + unknown
     again = " and ".join(dict.fromkeys(stage for stage, _ in shared))
     if not n and not shared:
-        return f"Nothing will run: all {total} trials are cached"
+        return f"{IDLE}: all {total} trials are cached"
     return f"{n} of {total} trials will run" + ("" if n else f", but {again} will be built again")
 
 
