@@ -17,7 +17,7 @@ WORKERS := $(if $(JOBS),--jobs $(JOBS)) $(if $(EXECUTOR),--executor $(EXECUTOR))
 # The machine's own Python, when it is named; else .venv, where there is one. Nothing is installed.
 CARD_PYTHON := $(if $(filter file,$(origin PYTHON)),$(or $(wildcard $(BIN)/python),$(PYTHON)),$(PYTHON))
 
-.PHONY: help setup study run ui serve report published compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
+.PHONY: help setup study run ui serve report published findings compare falsify plan new-study sync test test-slow lint format bench fuzz faults coverage gpu lock audit clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -64,6 +64,9 @@ published: $(VENV)/.stamp  ## draw a published STUDY again from its data in repo
 
 compare: $(VENV)/.stamp  ## compare several studies in one table (STUDIES="a b", PROFILE="tiny chains")
 	@$(ABLATE) compare $(STUDIES) $(PROFILE:%=--profile %) $(OPTIONS)
+
+findings: $(VENV)/.stamp  ## run the studies that test findings of papers (hours, at low priority), and write one page of verdicts
+	@$(ABLATE) findings $(if $(JOBS),--jobs $(JOBS)) $(OPTIONS)
 
 falsify: $(VENV)/.stamp  ## evaluate STUDY's claims; make returns 2 unless all survive, `ablate falsify` gives the exact code
 	@$(ABLATE) falsify "$(STUDY)" $(CHOICE) $(OPTIONS)

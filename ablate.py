@@ -101,6 +101,39 @@ def publish(
     print(printable(f"Page: {write(*_found(name, profile, out), to)}"))
 
 
+def findings(
+    to: Annotated[
+        Path | None, typer.Option("--to", help="Folder of the page and the published studies (default: OUT/findings).")
+    ] = None,
+    jobs: cli.JobsOption = None,
+    out: cli.OutOption = None,
+) -> None:
+    """Run the studies that test findings of papers, and write one page of verdicts.
+
+    At low priority. Finished trials are not repeated.
+    """
+    from pipeline.run.layout import Layout
+    from reports.pages.findings import folders, write_index
+    from reports.pages.published import publish as write
+    from studies.console.plan import outlook
+    from studies.definition.schema import load_study
+
+    os.nice(10)
+    layout = Layout.at(out)
+    root = (to or layout.root / "findings").absolute()
+    wanted = {folder: (load_study(name), profile) for folder, (name, profile) in folders().items()}
+    for folder, (study, profile) in wanted.items():
+        print(f"{folder}: {outlook(study, profile, layout)}", flush=True)
+    pages = dict[str, str]()
+    for folder, (study, profile) in wanted.items():
+        print(f"\n{folder}", flush=True)
+        cli.study(study.name, profile, jobs=jobs, out=out)
+        located = layout.study(study.name, profile or study.profile)
+        write(located, study, root)
+        pages[folder] = os.path.relpath(located.report / "index.html", root)
+    print(printable(f"Page: {write_index(root, pages)}"))
+
+
 def compare(
     names: StudiesArgument,
     profile: Annotated[
@@ -190,6 +223,7 @@ for command in (
     cli.falsify,
     report,
     publish,
+    findings,
     compare,
     cli.ui,
     cli.serve,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -20,18 +22,20 @@ from pipeline.run.metrics import per_prompt
 from reports.figures.frontier import frontier
 from reports.figures.style import house_style
 from reports.findings.findings import ENDS, Findings, analyse
+from reports.findings.hypotheses import Judgement
+from reports.pages.findings import CLAIMS, write_index
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.claims import claims_table
 from reports.tables.results import arm_table
+from reports.tables.table import Table, columns
 from reports.text.answer import answer, machine
-from studies.definition.schema import Study, study_names
+from studies.definition.schema import Study
 
 SERIES = (*ENDS, "objective/kl_exact_per_token")
 """Series that are published, besides those that claims name."""
 KEYS = ("eval/win_rate", "eval/gold", "eval/proxy", "eval/kl_per_token")
 """Columns of the table of arms, besides the objective."""
-CLAIMS = "findings.tsv"
 HEAD = "# Data of `ablate publish`. Draw it again: make published STUDY={name}\n"
 _NOT_IMPORTED = {
     "name", "source", "profile", "arms", "grid", "factors", "interactions", "search", "vary", "confirm", "confirms",
@@ -49,14 +53,43 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     if study.foreign or not records.records:
         raise UserError(f"{study.name} cannot be published: no trial of it has run here")
     findings = analyse(records)
-    replace_folder(root / study.name, lambda new: _write(records, findings, new))
-    rows = pd.concat([pd.read_csv(path, sep="\t") for path in sorted(root.glob(f"*/{CLAIMS}"))])
-    missing = [name for name in study_names() if name not in set(rows["study"])]
-    write_text(root / "README.md", rendered("findings.md.j2", {"rows": rows.to_dict("records"), "missing": missing}))
-    return root / study.name / "README.md"
+    name = study.name if records.profile == study.profile else f"{study.name}-{records.profile}"
+    replace_folder(root / name, lambda new: _write(records, findings, name, new))
+    write_index(root)
+    return root / name / "README.md"
 
 
-def _write(records: StudyRecords, findings: Findings, folder: Path) -> None:
+def _found(records: StudyRecords, findings: Findings, claims: Table) -> Iterator[dict[str, Any]]:
+    """Yield a row per hypothesis and falsifier: its verdict as shown, and the numbers behind it."""
+    wall = records.trials.get("cost/wall_s", pd.Series(dtype=float))
+    of = {
+        "study": records.study.name,
+        "profile": records.profile,
+        "trials": len(records.trials),
+        "hours": float(wall.sum()) / 3600 if wall.notna().any() else None,
+    }
+    judged = (*findings.hypotheses, *findings.claims)
+    for cells, one in zip(claims.rows, judged, strict=True):
+        name, claim, verdict, effect, _, n, registered = cells
+        yield {
+            **of,
+            "name": name.text,
+            "claim": claim.text,
+            "verdict": verdict.text,
+            "effect": f"{effect.text} {effect.inline}".strip() if effect.detail else verdict.detail,
+            "n": n.text,
+            "registered": registered.text,
+            **(_numbers(one) if isinstance(one, Judgement) else {}),
+        }
+
+
+def _numbers(one: Judgement) -> dict[str, Any]:
+    hypothesis = one.hypothesis
+    expected = {"metric": hypothesis.metric, "expect": hypothesis.expect, "margin": hypothesis.margin}
+    return {**expected, **columns("estimate", one.deciding.estimate)}
+
+
+def _write(records: StudyRecords, findings: Findings, name: str, folder: Path) -> None:
     study = records.study
     named = [claim.metric for claim in study.falsifiers if not claim.evaluated]
     series = [key for key in dict.fromkeys((*SERIES, *named)) if key in records.curves.columns]
@@ -68,24 +101,20 @@ def _write(records: StudyRecords, findings: Findings, folder: Path) -> None:
     diverged = ended[ended["status"] == "diverged"][["arm", "seed", "step"]]
     measured = ended[["arm", "seed", "step", *once]].dropna(subset=once or ["step"], how="all")
     steps = pd.concat([recorded, measured, diverged.assign(step=diverged["step"] + 1, **{SERIES[0]: math.inf})])
-    for name, table in {"steps": steps, "prompts": records.prompts.dropna(axis=1, how="all")}.items():
-        table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd", compression_level=19)
+    for file, table in {"steps": steps, "prompts": records.prompts.dropna(axis=1, how="all")}.items():
+        table.to_parquet(folder / f"{file}.parquet", index=False, compression="zstd", compression_level=19)
     content = study.model_dump(mode="json", exclude=_NOT_IMPORTED, exclude_defaults=True)
     content["imported"] = study.arm_overrides()
     for claim, own in zip(content.get("falsifiers", ()), study.falsifiers, strict=False):
         claim["metric"] = own.metric
         claim.pop("stop", None)
-    text = HEAD.format(name=study.name)
+    text = HEAD.format(name=name)
     text += yaml.dump(content, Dumper=PlainDumper, sort_keys=False, width=110, allow_unicode=True)
-    write_text(folder / f"published_{study.name}.yaml", text)
+    write_text(folder / f"published_{name}.yaml", text)
     shutil.copyfile(records.folder.registration_file, folder / records.folder.registration_file.name)
     claims = claims_table(records, findings)
-    found = [
-        {"study": study.name, "claim": claim.text, "verdict": verdict.text, "n": n.text,
-         "effect": f"{estimate.text} {estimate.inline}".strip() if estimate.detail else verdict.detail}
-        for _, claim, verdict, estimate, _, n, _ in claims.rows
-    ]  # fmt: skip
-    pd.DataFrame(found).to_csv(folder / CLAIMS, sep="\t", index=False, lineterminator="\n")
+    found = pd.DataFrame(_found(records, findings, claims))
+    found.to_csv(folder / CLAIMS, sep="\t", index=False, lineterminator="\n")
     with house_style():
         drawn = frontier(records, findings)
         if drawn is not None:
@@ -93,6 +122,7 @@ def _write(records: StudyRecords, findings: Findings, folder: Path) -> None:
     shown = {
         "records": records,
         "study": study,
+        "name": name,
         "answer": answer(records, findings),
         "figure": drawn,
         "claims": claims,

@@ -34,7 +34,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0
     names = re.findall(r"^  ([a-z-]+)  ", done.stdout.partition("Commands:")[2], re.MULTILINE)
     assert " ".join(sorted(names)) == (
-        "compare export falsify import new-study plan publish report run score serve study sync ui work"
+        "compare export falsify findings import new-study plan publish report run score serve study sync ui work"
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     heavy = {"torch", "transformers", "mlflow", "optuna", "pandas", "numpy", "scipy", "seaborn", "pydantic"}

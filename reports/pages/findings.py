@@ -1,0 +1,117 @@
+"""Findings of papers beside what the published studies found: one page, one table, one figure.
+
+`papers.yaml` names for each finding the claim that tests it on each testbed. All numbers are read from the published
+folders, which `ablate publish` writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from reports.figures.papers import papers, predicted
+from reports.figures.style import PNG_DPI, house_style
+from reports.pages.page import rendered, write_text
+from reports.tables.table import DASH, Head, Table, TableCell, declared, words, write
+from reports.text.words import number
+from studies.definition.schema import study_names
+
+CLAIMS = "findings.tsv"
+"""File of each published study: a row per hypothesis and falsifier."""
+TESTBEDS = ("reviews", "chains")
+VERDICTS = {
+    "SUPPORTED": "REPRODUCED", "SURVIVED": "REPRODUCED", "REFUTED": "REFUTED", "FALSIFIED": "REFUTED",
+    "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",
+}  # fmt: skip
+"""Verdict on a finding, by that on the claim of ours which states it."""
+_TONES = {"REPRODUCED": "good", "REFUTED": "bad"}
+
+
+@cache
+def findings() -> list[dict[str, Any]]:
+    """All findings, those that matter most to a practitioner first: their words (`finding`), `source`, `setting`, what
+    `differs` here, and by testbed FOLDER/CLAIM, or NOT COMPARABLE and the reason."""
+    content: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("papers.yaml").read_text("utf-8"))
+    return content
+
+
+def folders() -> dict[str, tuple[str, str | None]]:
+    """Map each published folder that the findings need to its study, and its profile if not the study's own."""
+    places = [one[bed] for one in findings() for bed in TESTBEDS if "/" in one.get(bed, "").partition(" ")[0]]
+    names = dict.fromkeys(place.partition("/")[0] for place in places)
+    return {name: (name.partition("-")[0], name.partition("-")[2] or None) for name in names}
+
+
+def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
+    """Write the findings of papers and all claims of the studies that are published below `root`, as Markdown, with a
+    figure of the former; return the page. With `pages`, links from folders to the full pages of their studies, it is
+    also written as HTML, which is returned, with its table for programs."""
+    tables = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
+    rows = pd.concat(tables).astype(object)
+    rows = rows.where(rows.notna(), None)
+    every: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
+    tested = list(_tested({f"{row['folder']}/{row['name']}": row for row in every}))
+    table = _table(tested)
+    with house_style():
+        figure = papers(tested)
+        if figure:
+            figure.figure.savefig(root / "findings.png", dpi=PNG_DPI, metadata={"Software": None})
+    shown: dict[str, Any] = {
+        "table": table,
+        "figure": figure,
+        "rows": every,
+        "missing": [name for name in study_names() if name not in set(rows["study"])],
+        "counts": pd.Series([one["verdict"] for one in tested], dtype=object).value_counts().to_dict(),
+        "papers": findings(),
+        "pages": pages or {},
+    }
+    write_text(root / "README.md", rendered("findings.md.j2", shown))
+    if pages is None:
+        return root / "README.md"
+    write([table], root / "tables")
+    write_text(root / "index.html", rendered("findings.html.j2", shown))
+    return root / "index.html"
+
+
+def _tested(claims: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a row per finding and testbed: what was found, or why nothing was."""
+    for one in findings():
+        for bed in (bed for bed in TESTBEDS if bed in one):
+            verdict, _, why = one[bed].partition(": ")
+            found = {**claims.get(one[bed], {}), **one.get("theirs", {})}
+            if not why:
+                verdict = _verdict(found, bool(one.get("theirs")))
+            yield {**found, **one, "testbed": bed, "verdict": verdict, "why": why}
+
+
+def _verdict(found: Mapping[str, Any], theirs: bool) -> str:
+    """Our own verdict, where our claim states the finding; else what the 95 % interval shows of the paper's."""
+    if "verdict" not in found:
+        return "NOT RUN"
+    if not theirs:
+        return VERDICTS[found["verdict"]]
+    low, high = found["estimate_low"], found["estimate_high"]
+    if low is None or high is None or found["verdict"] == "NOT TESTED":
+        return "UNDECIDED"
+    least, most = predicted(found["expect"], found["margin"])
+    return "REPRODUCED" if least <= low and high <= most else "REFUTED" if high < least or most < low else "UNDECIDED"
+
+
+def _table(tested: list[dict[str, Any]]) -> Table:
+    """Show a row per finding and testbed."""
+    shape = (
+        (words("finding of a paper"), lambda row: TableCell(row["finding"], row["source"])),
+        (words("testbed"), lambda row: row["testbed"]),
+        (words("verdict"), lambda row: TableCell(row["verdict"], row["why"], _TONES.get(row["verdict"], ""))),
+        (words("our claim"), lambda row: TableCell(row["claim"], row["folder"]) if row.get("claim") else DASH),
+        (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
+        (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),
+        (Head("cost", "hours of the study"), lambda row: number(row["hours"]) if row.get("hours") else DASH),
+    )
+    data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
+    return declared("findings", "Findings of papers", tested, shape, data)

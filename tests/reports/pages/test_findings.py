@@ -1,0 +1,91 @@
+"""The page of findings: what papers say, which claim of ours tests it, and the verdict."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from pipeline.config.loading import profile_names
+from reports.pages import findings as page
+from reports.pages.findings import CLAIMS, TESTBEDS, findings, folders, write_index
+from studies.definition.schema import load_study
+
+ROOT = Path(__file__).parents[3]
+ROW = {
+    "study": "own", "profile": "tiny", "trials": 10, "hours": 0.5, "claim": "ours", "effect": "+0.10 [0.05]",
+    "n": "5 × 512", "registered": "registered before the data", "metric": "eval/win_rate",
+    "expect": "equal", "margin": 0.05,
+}  # fmt: skip
+
+
+def test_each_finding_names_a_claim_of_a_shipped_study() -> None:
+    known = dict[str, Any]()
+    for folder, (name, profile) in folders().items():
+        assert profile is None or profile in profile_names()
+        study = load_study(name)
+        known |= {f"{folder}/{claim.name}": claim for claim in (*study.hypotheses, *study.falsifiers)}
+    for one in findings():
+        assert {"finding", "source", "setting", "differs"} <= one.keys()
+        assert any(bed in one for bed in TESTBEDS)
+        for place in (one[bed] for bed in TESTBEDS if bed in one):
+            assert place in known or place.startswith("NOT COMPARABLE: "), place
+            if "theirs" in one and place in known:
+                ours = known[place]
+                assert (one["theirs"]["expect"], one["theirs"]["margin"]) != (ours.expect, ours.margin), one["finding"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "interval", "theirs", "verdict"),
+    [
+        ("SUPPORTED", (-0.01, 0.02), None, "REPRODUCED"),
+        ("FALSIFIED", (None, None), None, "REFUTED"),
+        ("UNDECIDED", (-0.1, 0.02), None, "UNDECIDED"),
+        ("NOT TESTED", (0.01, 0.02), {"expect": "higher", "margin": 0.0}, "UNDECIDED"),
+        ("SUPPORTED", (0.01, 0.02), {"expect": "higher", "margin": 0.0}, "REPRODUCED"),
+        ("SUPPORTED", (-0.02, -0.01), {"expect": "higher", "margin": 0.0}, "REFUTED"),
+        ("SUPPORTED", (-0.01, 0.02), {"expect": "higher", "margin": 0.0}, "UNDECIDED"),
+        ("REFUTED", (-0.02, -0.01), {"expect": "lower", "margin": 0.0}, "REPRODUCED"),
+        ("UNDECIDED", (-0.02, 0.02), {"expect": "equal", "margin": 0.03}, "REPRODUCED"),
+        ("UNDECIDED", (-0.02, 0.04), {"expect": "equal", "margin": 0.03}, "UNDECIDED"),
+        ("SUPPORTED", (0.04, 0.06), {"expect": "equal", "margin": 0.03}, "REFUTED"),
+    ],
+)
+def test_the_interval_decides_where_the_paper_predicts_something_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ours: str,
+    interval: tuple[float | None, float | None],
+    theirs: dict[str, Any] | None,
+    verdict: str,
+) -> None:
+    low, high = interval
+    middle = None if low is None or high is None else (low + high) / 2
+    numbers = {"estimate": middle, "estimate_low": low, "estimate_high": high}
+    (tmp_path / "own").mkdir()
+    found = pd.DataFrame([{**ROW, "name": "one", "verdict": ours, **numbers}])
+    found.to_csv(tmp_path / "own" / CLAIMS, sep="\t", index=False)
+    one = {"finding": "It is so", "source": "a paper", "setting": "theirs", "differs": "all", "reviews": "own/one"}
+    one |= {"chains": "NOT COMPARABLE: no reason"} | ({"theirs": theirs} if theirs else {})
+    monkeypatch.setattr(page, "findings", lambda: [one])
+    html = write_index(tmp_path, {"own": "there/index.html"}).read_text()
+    table = pd.read_csv(tmp_path / "tables" / "findings.csv")
+    assert table["verdict"].tolist() == [verdict, "NOT COMPARABLE"]
+    assert f"{verdict}" in html
+    assert 'href="there/index.html"' in html
+    assert (tmp_path / "findings.png").exists() == (middle is not None)
+
+
+def test_the_published_page_is_what_its_data_give(tmp_path: Path) -> None:
+    root = tmp_path / "example"
+    shutil.copytree(ROOT / "reports/example", root)
+    assert write_index(root).read_bytes() == (ROOT / "reports/example/README.md").read_bytes()
+    for path in sorted(root.glob("*/published_*.yaml")):
+        names = [
+            one["name"] for key in ("hypotheses", "falsifiers") for one in yaml.safe_load(path.read_text()).get(key, ())
+        ]
+        assert pd.read_csv(path.with_name(CLAIMS), sep="\t")["name"].tolist() == names
