@@ -203,6 +203,7 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "lora": {"adapter__kind": "lora"},
     "few bits": FEW_BITS,
     **{name: preset(name) for name in TRAINED if name != "ppo"},
+    "old sampler": {"rollout__every": 4, "rollout__correction": "truncated"},
     "replayed targets": {"critic__target": "replay", "replay__every": 3, "replay__share": 0.5},
 }  # fmt: skip
 

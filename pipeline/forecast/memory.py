@@ -259,6 +259,7 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
         "critic": 4.0 * critic + held,
         "reference": own * (not lora),
         "policy at the start of the round": own * (cfg.rounds > 1),
+        "policy that samples": own * cfg.rollout.acts * (1.0 if cfg.rollout.dtype == "training" else 0.5),
         "reward": 4.0 * trial.reward_parameters,
     }
     sampling = _sampling(trial, static=trial.on_card) | {COPIES: 2.0 * (shape.maps + shape.head_map) * trial.on_card}

@@ -124,8 +124,10 @@ def rollout_work(trial: ForecastSubject) -> dict[str, Work]:
     cfg, rows, response = trial.config, trial.config.train.batch_size, trial.config.train.response_length
     each = cfg.train.responses_per_prompt
     # The KL to the policy that a later round began with is one more network, and goes through two heads.
-    started, separate = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate"
-    score = measured(trial, rows, trial.episode, response, 2 + separate + started, 2 + 2 * started)
+    # So is a policy that samples in the place of the trained one, through one head.
+    started, separate, apart = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate", cfg.rollout.acts
+    networks, heads = 2 + separate + started + apart, 2 + 2 * started + apart
+    score = measured(trial, rows, trial.episode, response, networks, heads)
     sample = sampling(trial, rows, trial.policy.forward, half=cfg.adapter.kind == "none", each=each)
     # As multiples of a rollout's: with the greedy response to each prompt, and continuations of replayed states.
     once, states = 1.0 + ADVANTAGES[cfg.algorithm.advantage].greedy / each, -(-response // cfg.replay.every)

@@ -21,7 +21,7 @@ from pipeline.algorithms.mathematics.shaping import (
 from pipeline.config.effects import value_at
 from pipeline.config.train import TrainConfig
 from pipeline.config.trial import TrialConfig
-from pipeline.models.heads import token_stats
+from pipeline.models.heads import head_logprobs, token_stats
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden
@@ -137,6 +137,18 @@ def measure(context: RolloutContext, episodes: Episodes, start: CausalLM | None 
     logprobs, ref_logprobs, kl, entropy = grids[:4]
     start_kl = None if start is None else grids[-1] if apart else kl
     return Measured(logprobs, ref_logprobs, kl, entropy, grids[4] if critic else None, start_kl)
+
+
+@torch.no_grad()
+def logprobs_of(context: RolloutContext, lm: CausalLM, episodes: Episodes) -> Tensor:
+    """Log-probs (B, T) of the valid tokens under another policy, as many rows at a time as there is room for. Raises
+    `MemoryFull`."""
+    temperature = context.cfg.train.temperature
+
+    def columns(chunk: Episodes) -> list[Tensor]:
+        return [head_logprobs(lm, response_hidden(lm, chunk), chunk.labels, temperature).float()]
+
+    return episodes.grids(1, context.room, columns)[0]
 
 
 def shaped(context: RolloutContext, scores: Scores, episodes: Episodes, measured: Measured) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ hold. Importing this needs no torch, so that a part without tensors can stand in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -15,7 +15,10 @@ from pipeline.algorithms.kinds import PARTS
 from pipeline.config.effects import conditions, value_at
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pipeline.config.trial import TrialConfig
+    from pipeline.models.loading import CausalLM
     from pipeline.training.experience import LossTerm, Rows
 
 S = TypeVar("S")
@@ -29,6 +32,11 @@ class Terms:
     """beta, the weight of the KL to the reference."""
     floor: tuple[str, float] | None = None
     """Name and weight of the part of the reward that has a floor; None without one."""
+    behaviour: Callable[[CausalLM], CausalLM] | None = None
+    """Gives the network that samples for the one in training; None: that one itself."""
+    weigh: Callable[[Tensor, Tensor], tuple[Tensor, dict[str, float]]] | None = None
+    """Gives weights (B, T) of advantages and metrics from log pi - log mu (B, T), mu the policy that samples, and the
+    mask of valid tokens; None where the policy in training samples."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pipeline.models.policy import Episodes
 from pipeline.models.seeding import uniforms
 from pipeline.training.experience import Experience, Measured, groups_of
 from pipeline.training.health import check_finite, repetition
-from pipeline.training.judging import FORKS, RolloutContext, Scores, judge, measure, score_rows, shaped
+from pipeline.training.judging import FORKS, RolloutContext, Scores, judge, logprobs_of, measure, score_rows, shaped
 from pipeline.training.replay import discount, greedy_baseline, replay, replay_metrics
 
 
@@ -82,6 +82,9 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             metrics |= {"value/explained_variance": explained} if math.isfinite(explained) else {}
         if cfg.algorithm.whiten_advantages:
             advantages = masked_whiten(advantages, counted)
+        if share.sampled is not None and context.terms.weigh:
+            weights, apart = context.terms.weigh(measured.logprobs - share.sampled, mask)
+            advantages, metrics = advantages * weights[:, :width], metrics | apart
         advantages = torch.where(_learned_from(cfg, scores, measured, mask, update), advantages, 0.0)
         if cfg.algorithm.signs == "positive":
             advantages = advantages.clamp(min=0.0)
@@ -104,21 +107,26 @@ class _Share:
     """(B,) int64 tokens sampled beside the episodes: for greedy responses or replayed states."""
     greedy: Tensor | None = None
     replayed: Replayed | None = None
+    sampled: Tensor | None = None
+    """(B, T) log-probs under the policy that sampled, where it is not the one in training."""
 
 
 def _own_share(context: RolloutContext, prompts: Tensor, update: int) -> _Share:
     """Sample and measure this process's part of a rollout, without communication. Raises `MemoryFull`."""
-    cfg, share = context.cfg, context.ranks.share(prompts)
+    cfg, share, sampler = context.cfg, context.ranks.share(prompts), context.sampler
+    if context.terms.behaviour:
+        sampler = replace(sampler, lm=context.terms.behaviour(context.actor.lm))
     with context.timed("generate"):
         # 1 sample responses; 2 cut after EOS
         noise = uniforms(len(prompts), cfg.train.response_length, cfg.train.seed, "rollout", update)
-        episodes = context.sampler.sample(*context.prompts(prompts[share]), noise[share])
+        episodes = sampler.sample(*context.prompts(prompts[share]), noise[share])
     with context.timed("score"), torch.no_grad():
         # 3 score the cut text
         scores = score_rows(context, episodes, prompts[share].tolist())
         # 4 log-probs, reference log-probs and values by the training forward
         measured = measure(context, episodes, context.start)
-    own = _Share(episodes, scores, measured, torch.zeros_like(episodes.lengths))
+        sampled = logprobs_of(context, sampler.lm, episodes) if context.terms.behaviour else None
+    own = _Share(episodes, scores, measured, torch.zeros_like(episodes.lengths), sampled=sampled)
     if ADVANTAGES[cfg.algorithm.advantage].greedy:
         greedy, beside = greedy_baseline(context, prompts[share])
         return replace(own, greedy=greedy, beside=beside)

@@ -13,7 +13,7 @@ from pipeline.config.train import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.settings import ROUNDS
 from pipeline.run.metrics import each_step
-from pipeline.training.parts.settings import BONUS
+from pipeline.training.parts.settings import APART, BONUS
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
 from studies.definition.fields import EVALUATION
@@ -38,6 +38,7 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
         ("objective/equal_groups",),
     ),
     (BONUS, ("objective/ent_coef",)),
+    (APART, ("rollout/kl_per_token", "rollout/effective_share", "rollout/largest_ratio")),
     (setting("algorithm.trust_region", "clip", "cispo"), ("policy/pg_clipfrac",)),
     (setting("kl.place", "loss"), ("policy/kl_loss",)),
     (given("kl.hinge"), ("policy/kl_hinge",)),

@@ -1,13 +1,13 @@
-"""Settings of parts of training: the sections `entropy` and `floor`."""
+"""Settings of parts of training: the sections `entropy`, `floor` and `rollout`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from pipeline.algorithms.settings import AdaptiveSettings, Control, Scheduled
-from pipeline.config.base import Finite, NonNegative, PartSettings, StrictlyPositive
+from pipeline.config.base import Finite, NonNegative, PartSettings, Positive, StrictlyPositive
 from pipeline.config.effects import Chosen, Config, When, given
 from pipeline.config.names import nearest
 
@@ -17,6 +17,14 @@ BONUS = When(
     "entropy.coef",
 )
 PART = given("floor.part")
+APART = When(
+    "episodes of another policy than the one in training: rollout.every above 1, or a rollout.dtype",
+    lambda config: config.rollout.acts,
+    "rollout.every",
+)
+CORRECTED = When(
+    "rollout.correction: truncated or masked", lambda config: config.rollout.correction != "none", "rollout.correction"
+)
 MAX_WEIGHT = 10.0
 """The weight never goes above this: a part that weighs ten times the rest already decides the reward."""
 
@@ -88,3 +96,47 @@ class FloorConfig(PartSettings):
             )
         if config.train.data == "pairs":
             raise ValueError("floor.part acts on the scores of rollouts, and train.data is 'pairs'; use rollouts")
+
+
+class RolloutConfig(PartSettings):
+    """Episodes of a policy that is older than the one in training, or of lower precision, and their weights."""
+
+    every: Positive = Field(
+        1, description="updates from one copy of the policy to the sampler to the next; 1: it is never old"
+    )
+    dtype: Literal["training", "bfloat16", "float16"] = Field(
+        "training", description="precision of the weights and sums of the sampler's copy; training: that of training"
+    )
+    correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
+        "none",
+        description=(
+            "factor on advantages. truncated: the ratio of the policy in training to the one that sampled, at most"
+            " `most`; masked: that ratio, 0 above `most`"
+        ),
+    )
+    level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
+        "token", description="the ratio is that of each token, or the product over the response"
+    )
+    most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
+        2.0, description="largest ratio that counts in full"
+    )
+
+    @property
+    def acts(self) -> bool:
+        return self.every > 1 or self.dtype != "training"
+
+    def check(self, config: Config) -> None:
+        """Refuse a copy that is not sampled from, and ratios of tokens where a response has one advantage."""
+        if not self.acts:
+            return
+        if config.train.data == "pairs":
+            raise ValueError("rollout.every and rollout.dtype act on rollouts, and train.data is 'pairs'; use rollouts")
+        if config.adapter.quantize != "none" and self.dtype != "training":
+            raise ValueError(
+                f"rollout.dtype {self.dtype}: the policy's weights are quantized (adapter.quantize:"
+                f" {config.adapter.quantize}); use dtype: training"
+            )
+        if self.correction != "none" and self.level == "token" and config.algorithm.by_sequence:
+            raise ValueError(
+                f"rollout.level token: algorithm {config.algorithm.name} has one advantage for a response; use sequence"
+            )

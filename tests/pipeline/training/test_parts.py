@@ -174,7 +174,8 @@ def test_guard_and_hinge_multiply_onto_the_schedule_and_brake_no_separate_critic
 EVERYTHING: dict[str, Any] = {
     **FLOOR, "kl__control": "adaptive", "entropy__control": "adaptive", "entropy__coef": 0.1, "optimiser__guard": True,
     "kl__hinge": 0.1, "algorithm__trust_region": "kl_penalty", "algorithm__target_kl": 0.1,
-    "critic__warmup_steps": 8, "train__stop": ({"metric": "policy/entropy", "op": "<", "threshold": 0.1},),
+    "rollout__every": 2, "critic__warmup_steps": 8,
+    "train__stop": ({"metric": "policy/entropy", "op": "<", "threshold": 0.1},),
 }  # fmt: skip
 SEEN = {KL: 9.0, "objective/kl_per_token": 9.0, ENTROPY: 0.1, "reward/odd": -2.0, "policy/old_kl": 9.0}
 
@@ -210,7 +211,7 @@ def test_a_part_stands_in_one_file_with_its_settings(tmp_path: Path) -> None:
 def test_a_part_that_is_not_asked_for_is_neither_made_nor_part_of_a_key() -> None:
     assert [*parts_of(cfg())] == ["kl"]
     assert [*parts_of(cfg(**EVERYTHING))] == [*PARTS]
-    assert not content_of(cfg(), cfg()).keys() & {"entropy", "floor"}
+    assert not content_of(cfg(), cfg()).keys() & {"entropy", "floor", "rollout"}
     assert cfg(floor__weight=0.5, entropy__end=0.1).digest() == cfg().digest()
     assert cfg(**FLOOR, floor__weight=0.5).digest() != cfg(**FLOOR).digest()
 

@@ -27,7 +27,7 @@ from pipeline.training.trainer import Outcome, Trainer
 
 SOME = {
     "adaptive", "adaptive bonus", "floor", "target", "separate", "lora", "few bits", "trpo", "grpo", "vine_ppo", "dpo",
-    "replayed targets",
+    "replayed targets", "old sampler",
 }  # fmt: skip
 """Controllers that keep a state of different kinds; the others are slow tests."""
 
