@@ -16,6 +16,7 @@ from pathlib import Path
 from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from pipeline.config.effects import value_at
 from pipeline.config.trial import TrialConfig
 from pipeline.data.settings import MEASURED_TEXTS, MOST_PROMPT_TOKENS
 from pipeline.models.loading import scratch_config
@@ -248,7 +249,7 @@ def _fitting(trial: ForecastSubject, shape: Shape, parameters: int, positions: i
 def _train(trial: ForecastSubject) -> Iterator[Parts]:
     shape, cfg, own = trial.shape, trial.config, 4.0 * trial.shape.parameters
     policy, critic, natural = trial.policy.parameters, trial.critic.parameters, cfg.algorithm.trust_region == "trpo"
-    lora = cfg.adapter.kind == "lora"
+    lora, rollout = cfg.adapter.kind == "lora", value_at(cfg, "rollout")
     held = (_held(shape, cfg.critic.held) - own + 4.0 * shape.trunk) * cfg.critic.has_adapter
     lasting = {
         "policy": _held(shape, cfg.adapter.quantize) + 4.0 * policy * lora,
@@ -259,7 +260,7 @@ def _train(trial: ForecastSubject) -> Iterator[Parts]:
         "critic": 4.0 * critic + held,
         "reference": own * (not lora),
         "policy at the start of the round": own * (cfg.rounds > 1),
-        "policy that samples": own * cfg.rollout.acts * (1.0 if cfg.rollout.dtype == "training" else 0.5),
+        "policy that samples": own * rollout.acts * (1.0 if rollout.dtype == "training" else 0.5),
         "reward": 4.0 * trial.reward_parameters,
     }
     sampling = _sampling(trial, static=trial.on_card) | {COPIES: 2.0 * (shape.maps + shape.head_map) * trial.on_card}

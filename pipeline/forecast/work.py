@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipeline.algorithms.kinds import ADVANTAGES
 from pipeline.algorithms.settings import CG_ITERATIONS
+from pipeline.config.effects import value_at
 from pipeline.config.train import has_replay, only_watched
 from pipeline.data.settings import MEASURED_TEXTS
 from pipeline.forecast.memory import ForecastSubject, Shape, Trained
@@ -125,7 +126,7 @@ def rollout_work(trial: ForecastSubject) -> dict[str, Work]:
     each = cfg.train.responses_per_prompt
     # The KL to the policy that a later round began with is one more network, and goes through two heads.
     # So is a policy that samples in the place of the trained one, through one head.
-    started, separate, apart = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate", cfg.rollout.acts
+    started, separate, apart = 1 - 1 / cfg.rounds, cfg.critic.kind == "separate", value_at(cfg, "rollout").acts
     networks, heads = 2 + separate + started + apart, 2 + 2 * started + apart
     score = measured(trial, rows, trial.episode, response, networks, heads)
     sample = sampling(trial, rows, trial.policy.forward, half=cfg.adapter.kind == "none", each=each)

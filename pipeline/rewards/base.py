@@ -17,6 +17,7 @@ from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes
 from pipeline.models.precision import Precision
 from pipeline.models.sampling import EagerSampler, decode, text_ends
+from pipeline.rewards.settings import Combine
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Proxy:
-    """``(sum_i weight_i part_i(x) - mean) / std``. A reward of one kind is a single part of weight 1.
+    """``(combined_i(weight_i part_i(x)) - mean) / std``. A reward of one kind is a single part of weight 1.
 
     Each part has mean 0 and standard deviation 1 on reference samples before it is weighed, so that weights compare
     like with like; the sum is calibrated again, so that a beta means the same whatever the parts.
@@ -103,6 +104,8 @@ class Proxy:
     weights: Mapping[str, float]
     mean: float = 0.0
     std: float = 1.0
+    combine: Combine = "sum"
+    caution: float = 0.0
 
     def __call__(self, completions: Completions) -> Tensor:
         return self.explained(completions)[0]
@@ -128,8 +131,14 @@ class Proxy:
         return [network for part in self.parts.values() for network in part.raw.networks]
 
     def weigh(self, scores: Mapping[str, Tensor]) -> Tensor:
-        """Weighted sum of calibrated parts (B,)."""
-        return torch.stack([self.weights[name] * score for name, score in scores.items()]).sum(0)
+        """Return the weighed parts as one score (B,): their sum, the worst, or mean - caution x variance over them. The
+        last two are for ensembles (Coste 2023, arXiv 2310.02743, section 3)."""
+        parts = torch.stack([self.weights[name] * score for name, score in scores.items()])
+        if self.combine == "worst":
+            return parts.amin(0)
+        if self.combine == "cautious":
+            return parts.mean(0) - self.caution * parts.var(0, correction=0)
+        return parts.sum(0)
 
 
 def calibration(scores: Tensor, key: str = "reward") -> tuple[float, float]:

@@ -77,9 +77,8 @@ def reward_of(reward: Artifact, device: torch.device, room: Room) -> Proxy:
         if tables:
             raw = Against(raw, compared(spec.kind), tables[name])
         parts[name] = Calibrated(raw, made["mean"], made["std"])
-    return Proxy(
-        parts, {name: made["spec"]["weight"] for name, made in meta["parts"].items()}, meta["mean"], meta["std"]
-    )
+    weights = {name: made["spec"]["weight"] for name, made in meta["parts"].items()}
+    return Proxy(parts, weights, meta["mean"], meta["std"], meta.get("combine", "sum"), meta.get("caution", 0.0))
 
 
 def compared(kind: str) -> Compare:

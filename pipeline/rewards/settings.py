@@ -140,6 +140,7 @@ class LearnedSettings(Section):
         return max(self.batch_size // self.comparisons, 1)
 
 
+Combine = Literal["sum", "worst", "cautious"]
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 Preferences = Annotated[
     str,
@@ -192,6 +193,17 @@ class PartConfig(ScorerConfig):
     kind: str = Field(description="see reward.kind", json_schema_extra=_names(*names))
     weight: Finite = Field(1.0, description="weight of the calibrated part in the sum; negative: less is better")
     preferences: Preferences = Field("judge", description="see reward.preferences")
+    member: Annotated[
+        Positive | None,
+        Beside(f"kind: {' or '.join(TRAINED)}", lambda scorer: scorer.kind in TRAINED, "kind"),
+        Beside("member", lambda scorer: scorer.member is not None, "member"),
+    ] = Field(
+        None,
+        description=(
+            "number of this model in an ensemble, which has the pairs of the others and another initialisation and"
+            " order of pairs; none: those of reward.seed"
+        ),
+    )
 
 
 class RewardConfig(ScorerConfig):
@@ -222,6 +234,16 @@ class RewardConfig(ScorerConfig):
     )
     parts: Annotated[dict[PartName, PartConfig], setting("reward.kind", "composite")] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"
+    )
+    combine: Annotated[Combine, setting("reward.kind", "composite")] = Field(
+        "sum",
+        description=(
+            "how the weighed parts become one score. sum: their sum; worst: the smallest; cautious: their mean less"
+            " `caution` times their variance"
+        ),
+    )
+    caution: Annotated[NonNegative, setting("reward.combine", "cautious")] = Field(
+        0.5, description="weight of the variance over the parts"
     )
     preferences: Preferences = Field(
         "judge",
@@ -254,7 +276,7 @@ class RewardConfig(ScorerConfig):
         """The parts by name; of a reward that is no composite, itself under the name ``reward``."""
         if self.kind == "composite":
             return self.parts
-        shared = {name: getattr(self, name) for name in PartConfig.model_fields if name != "weight"}
+        shared = {name: getattr(self, name) for name in PartConfig.model_fields if name in RewardConfig.model_fields}
         return {"reward": PartConfig(**shared)}
 
     def trained(self) -> dict[str, PartConfig]:

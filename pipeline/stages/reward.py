@@ -134,6 +134,8 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     proxy = Proxy(
         {name: Calibrated(raw[name], *scales[name]) for name in raw},
         {name: spec.weight for name, spec in specs.items()},
+        combine=cfg.reward.combine if composite else "sum",
+        caution=cfg.reward.caution,
     )
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)
@@ -171,6 +173,7 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
         },
         "mean": mean,
         "std": std,
+        **({"combine": proxy.combine, "caution": proxy.caution} if composite else {}),
         "note": ", ".join(figures),
         **summary,
     }
@@ -246,7 +249,7 @@ def _learn(
     if part.earlier is not None:
         ranked = read_ranked(out, work.data.token_ids["pad_id"], work.at.device)
     kind = model_of(spec.kind)
-    learned = _trained(work, kind, out, ranked)
+    learned = _trained(work, kind, out, ranked, spec.member or 0)
     pairs.table().to_parquet(out / "pairs.parquet", index=False)
     measured: dict[str, Any] = {"train_pairs": len(learned_from) // 2, **({"pairs": pairs.note} if pairs.note else {})}
     if cfg.learned.ranked > 2:
@@ -279,21 +282,23 @@ def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> 
     return judged_pairs(answers, judge, prompts, cfg, part)
 
 
-def _trained(work: _Inputs, kind: type[RewardModel], out: Path, ranked: Ranked) -> LearnedReward:
+def _trained(work: _Inputs, kind: type[RewardModel], out: Path, ranked: Ranked, member: int) -> LearnedReward:
     cfg, runtime = work.cfg.reward, work.cfg.runtime
+    if member:  # the pairs have a seed of their own
+        cfg = cfg.model_copy(update={"seed": seed_of(cfg.seed, "member", member)})
 
     def progress(done: int, total: int, loss: float) -> None:
         if done % 10 == 0 or done == total:
             work.reporter.progress("reward", done, total, f"loss {loss:.3f}")
 
-    model = kind.new(_trunk(work), cfg, work.at.device)
+    model = kind.new(_trunk(work, cfg.seed), cfg, work.at.device)
     meter([model.lm], work.at.ledger.work)
     train_reward_model(model, ranked, cfg, progress, runtime.gradient_checkpointing, work.reporter.warn)
     freeze(model).save(out)
     return LearnedReward(model, work.at.room)
 
 
-def _trunk(work: _Inputs) -> CausalLM:
+def _trunk(work: _Inputs, seed: int) -> CausalLM:
     learned, reference = work.cfg.reward.learned, work.reference.config
     if learned.trunk == "reference":
         return load_snapshot(work.sft.path / "model", work.at.device)
@@ -301,4 +306,4 @@ def _trunk(work: _Inputs) -> CausalLM:
     special = work.data.tokenizer.pad_token_id, work.data.tokenizer.eos_token_id
     # As many embeddings as the reference has: a tokenizer may name fewer tokens.
     size = learned.scratch.sizes(), int(reference.vocab_size), *special, positions
-    return scratch_model(*size, seed_of(work.cfg.reward.seed, "reward trunk")).to(work.at.device)
+    return scratch_model(*size, seed_of(seed, "reward trunk")).to(work.at.device)
