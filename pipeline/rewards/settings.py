@@ -141,6 +141,20 @@ class LearnedSettings(Section):
 
 
 Combine = Literal["sum", "worst", "cautious"]
+
+
+class CompositeSettings(Section):
+    """The way from the parts of a composite reward to one score."""
+
+    combine: Combine = Field(
+        "sum",
+        description="sum: of the weighed parts; worst: their minimum; cautious: their mean less caution x variance",
+    )
+    caution: Annotated[NonNegative, setting("reward.composite.combine", "cautious")] = Field(
+        0.5, description="weight of the variance over the parts"
+    )
+
+
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
 Preferences = Annotated[
     str,
@@ -235,16 +249,7 @@ class RewardConfig(ScorerConfig):
     parts: Annotated[dict[PartName, PartConfig], setting("reward.kind", "composite")] = Field(
         {}, description="composite: its parts by name; each is calibrated, then weighed and added"
     )
-    combine: Annotated[Combine, setting("reward.kind", "composite")] = Field(
-        "sum",
-        description=(
-            "how the weighed parts become one score. sum: their sum; worst: the smallest; cautious: their mean less"
-            " `caution` times their variance"
-        ),
-    )
-    caution: Annotated[NonNegative, setting("reward.combine", "cautious")] = Field(
-        0.5, description="weight of the variance over the parts"
-    )
+    composite: Annotated[CompositeSettings, Chosen("kind")] = CompositeSettings()
     preferences: Preferences = Field(
         "judge",
         description=(

@@ -134,8 +134,8 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     proxy = Proxy(
         {name: Calibrated(raw[name], *scales[name]) for name in raw},
         {name: spec.weight for name, spec in specs.items()},
-        combine=cfg.reward.combine if composite else "sum",
-        caution=cfg.reward.caution,
+        combine=cfg.reward.composite.combine if composite else "sum",
+        caution=cfg.reward.composite.caution,
     )
     mean, std = calibration(proxy.weigh(calibrated), "reward") if composite else (0.0, 1.0)
     proxy = replace(proxy, mean=mean, std=std)

@@ -39,7 +39,7 @@ def test_scores_become_one(combine: Combine, expected: list[float]) -> None:
 
 def test_members_have_the_same_pairs_and_other_weights(tmp_path: Path) -> None:
     config = load_config(
-        "tiny", {**SMALL, "reward.kind": "composite", "reward.parts": MEMBERS, "reward.combine": "worst"}
+        "tiny", {**SMALL, "reward.kind": "composite", "reward.parts": MEMBERS, "reward.composite.combine": "worst"}
     )
     layout = Layout.at(None)
     outcome = run_trial(config, layout, Recorder())
@@ -60,5 +60,5 @@ def test_only_what_differs_is_part_of_a_key() -> None:
         parts = {"one": {"kind": "learned"}, "two": {"kind": "learned", **({"member": member} if member else {})}}
         return load_config("tiny", {"reward.kind": "composite", "reward.parts": parts, **more}).digest()
 
-    assert len({digest(), digest(2), digest(3), digest(**{"reward.combine": "worst"})}) == 4
+    assert len({digest(), digest(2), digest(3), digest(**{"reward.composite.combine": "worst"})}) == 4
     assert "member" not in str(content_of(load_config("tiny"), load_config("tiny")))
