@@ -34,7 +34,7 @@ from studies.tracking.describe import (
     tags_of_trial,
     tags_of_verdicts,
 )
-from studies.tracking.runs import INTERRUPTED, RUNNING, STUDY, Runs, digest_of
+from studies.tracking.runs import INTERRUPTED, RUNNING, STRIDE, STUDY, Runs, digest_of
 
 ARTIFACTS = (
     ("train", "samples.parquet"),
@@ -165,7 +165,7 @@ def _follow(view: View, runs: Runs, key: str, one: Running) -> None:
     config = one.config.model_dump(mode="json")
     _open_trial(view, runs, key, tags_of_trial(view.study, one.arm, one.seed, config, view.environment), config)
     runs.mark(key, RUNNING)
-    runs.send_rows(key, one.metrics)
+    runs.send_rows(key, one.metrics, 1 if view.study.foreign else STRIDE)
 
 
 def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: str) -> None:
@@ -182,7 +182,7 @@ def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: 
     fallen = {key_of("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in tested}
     _open_trial(view, runs, key, tags, record.config)
     if metrics:
-        runs.send_rows(key, metrics)
+        runs.send_rows(key, metrics, 1 if study.foreign else STRIDE)
     runs.finish(key, fingerprint, record.status, {**record.summary, **fallen}, record.steps, tags, files)
 
 

@@ -262,10 +262,12 @@ def test_the_limits_of_a_batch(make: Callable[..., Tracked]) -> None:
     one = tracked.running(0, 0)
     with MetricsLog(one.metrics) as log:
         for step in range(1200):
-            log.append(step, {"objective/kl": step / 7, "policy/entropy": 1.0})
-    assert tracked.sync(one) == Synced(True, 2400)
+            log.append(step, {"objective/kl": step / 7, "policy/entropy": 1.0, "policy/grad_norm": 2.0})
+    norms = [("policy/grad_norm", step, 2.0) for step in range(1, 1200, 7)]
+    assert tracked.sync(one) == Synced(True, 2400 + len(norms))
     ((_, _, params, points),) = runs(tracked, "weak")
-    assert len(points) == points.total() == 2400
+    assert len(points) == points.total() == 2400 + len(norms)
+    assert [point for point in points if point[0] == "policy/grad_norm"] == norms
     assert len(params) > 100
 
 
