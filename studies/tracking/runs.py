@@ -135,7 +135,7 @@ class Runs:
             run.shown = status
 
     def send_rows(self, key: str, metrics: Path, stride: int) -> None:
-        """Send the complete new lines of a metrics file; of series of gradient steps but `DENSE`, every `stride`-th value.
+        """Send the complete new lines of a metrics file; of series of gradient steps but `DENSE`, one in `stride`.
         A resumed trial first writes again lines that were sent."""
         run = self.states[key]
         for end, points in _batches(metrics, run.sent_bytes, stride):
