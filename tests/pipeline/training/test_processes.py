@@ -28,7 +28,12 @@ TWO = smoke(runtime__processes=2)
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"critic__kind": "separate", "kl__control": "adaptive"},
+        {
+            "critic__kind": "separate",
+            "kl__control": "adaptive",
+            "rollout__every": 2,
+            "rollout__correction": "truncated",
+        },
         {"reward__kind": "grammar", "reward__dense": True},
         {"algorithm": "a_star_po", "values__samples": 2},
         {"algorithm": "ppo_penalty", "kl__group": "clause", "kl__group_credit": "last"},
