@@ -69,6 +69,7 @@ def test_what_is_sound_is_what_can_be_listed(chain: str) -> None:
     for words in every:
         found = read(f"{chain} ?", " ".join(words))
         assert (found.sound, found.right, found.sound_steps) == (True, True, found.steps)
+        assert not read(f"{chain} ?", " ".join([*words, *words[-2:]])).sound, "nothing follows an answer"
         for at, open_ in enumerate(sound_words(asked, words)):
             assert open_ == {one[at] for one in every if one[:at] == words[:at]}
             assert found.forks[at] == (len(open_) > 1)
