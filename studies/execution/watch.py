@@ -28,8 +28,8 @@ from studies.tracking.sync import Running
 LOOK_SECONDS = 0.5
 """Seconds between two looks at the status files, where reading them takes less than `LOOK_SHARE` of that."""
 LOOK_SHARE = 0.04
-HEALTH_SECONDS = 5.0
-"""Seconds between two judgements of a running trial's health, which take time in proportion to its records."""
+JUDGE_SECONDS = 10.0
+"""Seconds between two judgements of a running trial, which take time, that of a core, in proportion to its records."""
 LEFT = ("elsewhere", "interrupted")
 """Outcomes of a process that ended before its task did."""
 
@@ -45,7 +45,7 @@ class Watch:
         """Time and inode of each status file when it was last read; a clock's tick can hold two writings."""
         self._running: dict[Key, Status] = {}
         self._judged: dict[Key, float] = {}
-        """The time when the health of a running trial was last judged."""
+        """The time when a running trial was last judged."""
         self._ended: set[Key] = set()
         self._fallen: set[tuple[str, int, str]] = set()
         """Arm, seed and name of the claims that have been shown as refuted."""
@@ -116,8 +116,11 @@ class Watch:
     def _follow(self, cell: Cell, status: Status) -> None:
         """Judge the claims on a running trial, and its health, from its records so far. Claims relative to the baseline
         wait for its end."""
-        key = cell.arm, cell.seed
+        key, now = (cell.arm, cell.seed), time.monotonic()
         self._running[key] = status
+        if now - self._judged.get(key, float("-inf")) < JUDGE_SECONDS:
+            return
+        self._judged[key] = now
         claims = [
             claim for claim in claims_on(self._run.study, cell.arm) if not claim.evaluated and not claim.relative_to
         ]
@@ -131,11 +134,8 @@ class Watch:
 
         verdicts = [evaluate(claim, series(claim.metric), 0) for claim in claims]
         self._show_fallen([replace(verdict, arm=cell.arm, seed=cell.seed) for verdict in verdicts])
-        now = time.monotonic()
-        if now - self._judged.get(key, float("-inf")) >= HEALTH_SECONDS:
-            self._judged[key] = now
-            found = {key: (records[:, 0], records[:, 1]) for key in BANDS if len(records := np.array(series(key)))}
-            self._display.health(cell.label, examine(found, dict(flatten(cell.config.model_dump(mode="json")))))
+        found = {key: (records[:, 0], records[:, 1]) for key in BANDS if len(records := np.array(series(key)))}
+        self._display.health(cell.label, examine(found, dict(flatten(cell.config.model_dump(mode="json")))))
 
     def _on_end(self, record: TrialRecord) -> None:
         key, study, folder = (record.arm, record.seed), self._run.study, self._run.folder

@@ -128,7 +128,7 @@ def write(path: Path, first: int, values: list[float]) -> None:
 def test_a_running_trial_is_judged_by_what_it_has_written(
     write_study: Write, layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "HEALTH_SECONDS", 0.0)
+    monkeypatch.setattr(module, "JUDGE_SECONDS", 0.0)
     run = Started(write_study(), "tiny", SMALL, layout, layout.study("small", "tiny"), "fake_trial")
     text, metrics = io.StringIO(), tmp_path / "metrics.jsonl"
     display = Display(Console(file=text, width=300), 4)
