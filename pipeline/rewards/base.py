@@ -1,4 +1,4 @@
-"""The one interface of rewards and judges, and the training reward: a weighted sum of parts, each with the affine
+"""The one interface of rewards and judges, and the training reward: weighed parts as one score, each with the affine
 calibration that makes betas comparable, as is their sum."""
 
 from __future__ import annotations

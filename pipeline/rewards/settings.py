@@ -228,7 +228,7 @@ class RewardConfig(ScorerConfig):
         "learned",
         description=(
             "; ".join(f"{kind}: {KINDS[kind].words}" for kind in (*TRAINED, *SCORING))
-            + f"; composite: weighted sum of parts; {OWN_CLASS}"
+            + f"; composite: parts, weighed and combined; {OWN_CLASS}"
         ),
         json_schema_extra=_names(*names),
     )
@@ -247,7 +247,7 @@ class RewardConfig(ScorerConfig):
         ),
     )
     parts: Annotated[dict[PartName, PartConfig], setting("reward.kind", "composite")] = Field(
-        {}, description="composite: its parts by name; each is calibrated, then weighed and added"
+        {}, description="composite: its parts by name; each is calibrated, then weighed and combined"
     )
     composite: Annotated[CompositeSettings, Chosen("kind")] = CompositeSettings()
     preferences: Preferences = Field(

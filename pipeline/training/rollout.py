@@ -84,6 +84,7 @@ def collect(context: RolloutContext, prompts: Tensor, update: int) -> Rollout:
             advantages = masked_whiten(advantages, counted)
         if share.sampled is not None and context.terms.weigh:
             weights, apart = context.terms.weigh(measured.logprobs - share.sampled, mask)
+            check_finite(apart)
             advantages, metrics = advantages * weights[:, :width], metrics | apart
         advantages = torch.where(_learned_from(cfg, scores, measured, mask, update), advantages, 0.0)
         if cfg.algorithm.signs == "positive":

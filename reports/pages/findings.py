@@ -102,13 +102,19 @@ def _verdict(found: Mapping[str, Any], theirs: bool) -> str:
     return "REPRODUCED" if least <= low and high <= most else "REFUTED" if high < least or most < low else "UNDECIDED"
 
 
+def _claim(row: Mapping[str, Any]) -> TableCell:
+    if not row.get("claim"):
+        return DASH
+    return TableCell(row["claim"], row["folder"] + "; the verdict is on the paper's prediction" * ("theirs" in row))
+
+
 def _table(tested: list[dict[str, Any]]) -> Table:
     """Show a row per finding and testbed."""
     shape = (
         (words("finding of a paper"), lambda row: TableCell(row["finding"], row["source"])),
         (words("testbed"), lambda row: row["testbed"]),
         (words("verdict"), lambda row: TableCell(row["verdict"], row["why"], _TONES.get(row["verdict"], ""))),
-        (words("our claim"), lambda row: TableCell(row["claim"], row["folder"]) if row.get("claim") else DASH),
+        (words("our claim"), _claim),
         (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
         (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),
         (Head("cost", "hours of the study"), lambda row: number(row["hours"]) if row.get("hours") else DASH),

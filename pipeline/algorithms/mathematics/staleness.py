@@ -15,7 +15,8 @@ Level = Literal["token", "sequence"]
 
 def ratios(log_ratio: Tensor, mask: Tensor, level: Level) -> Tensor:
     """exp(log pi - log mu) of the policy pi in training and the policy mu that sampled: of each token, or of the whole
-    response at each of its tokens; 0 on invalid tokens."""
+    response at each of its tokens; 0 on invalid tokens. A token's own ratio leaves out the tokens before it, so
+    advantages that it weighs are biased even where nothing is truncated."""
     log_ratio = torch.where(mask, log_ratio, 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)

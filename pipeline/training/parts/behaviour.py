@@ -20,7 +20,11 @@ from pipeline.training.parts.settings import RolloutConfig
 
 class Behaviour(Part[RolloutConfig]):
     """Samples with weights that are renewed every so many updates, as asynchronous training does, or are rounded, as
-    fast inference does; and weighs the advantages by the importance ratio."""
+    fast inference does; and weighs the advantages by the importance ratio.
+
+    Nothing else is weighed: targets of a critic, a KL in the loss, and means over samples such as `objective/kl` are
+    those of the policy that sampled.
+    """
 
     def __init__(self, cfg: TrialConfig, settings: RolloutConfig) -> None:
         super().__init__(cfg, settings)
@@ -37,7 +41,8 @@ class Behaviour(Part[RolloutConfig]):
         if self.copy is None:
             self.copy = freeze(deepcopy(policy))
             if self.settings.dtype != "training":
-                self.copy.to(getattr(torch, self.settings.dtype))
+                for weight in self.copy.parameters():  # and no buffers, such as the frequencies of rotary positions
+                    weight.data = weight.data.to(getattr(torch, self.settings.dtype))
         if self.update % self.settings.every == 0:
             self.copy.load_state_dict(policy.state_dict())
         elif self.kept is not None:
@@ -50,7 +55,7 @@ class Behaviour(Part[RolloutConfig]):
         chosen = self.settings
         ratio = ratios(log_ratio, mask, chosen.level)
         metrics = {
-            "rollout/kl_per_token": float(masked_mean(k3(log_ratio), mask)),
+            "rollout/kl_per_token": float(masked_mean(k3(-log_ratio), mask)),
             "rollout/effective_share": float(effective_share(ratio, mask)),
             "rollout/largest_ratio": float(ratio[mask].max()),
         }

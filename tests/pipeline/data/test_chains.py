@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterator
 from functools import reduce
 from itertools import pairwise, product
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.data.chains import GROUPS, Group, is_held_out, prompts, read, sound_words, task, texts
+from pipeline.data.chains import GROUPS, Group, demonstration, is_held_out, prompts, read, sound_words, task, texts
 from pipeline.data.settings import ChainsSettings, longest_response
 from pipeline.stages.checked import pass_at
 
@@ -48,6 +49,12 @@ def test_demonstrations_are_sound_but_for_their_wrong_steps(name: str) -> None:
     assert all(fine for _, fine in read_all(0.0, 1.0))
     assert all(fine and ";" not in rest for rest, fine in read_all(1.0, 0.0))
     assert not any(fine for _, fine in read_all(1.0, 1.0))
+    group = GROUPS[name]
+    settings = ChainsSettings(group=name, lengths=(4, 4), long=1.0, wrong_steps=0.0)
+    rows = [tuple(group.elements[at] for at in (0, 1, 2, 3))] * 200
+    stream = random.Random(2)
+    merged = Counter(rows[0].index(demonstration(group, row, settings, stream).split()[1]) for row in rows)
+    assert min(merged[at] for at in range(3)) > 40, "any neighbours are merged, each pair as often"
 
 
 def workings(group: Group, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

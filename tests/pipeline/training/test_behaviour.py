@@ -12,6 +12,8 @@ from helpers import trial_config
 from tinytrial import preset, run, trainer
 
 from pipeline.algorithms.mathematics.staleness import Level, effective_share, ratios
+from pipeline.training.parts.behaviour import Behaviour
+from pipeline.training.parts.settings import RolloutConfig
 
 SERIES = ("rollout/kl_per_token", "rollout/effective_share", "rollout/largest_ratio")
 
@@ -36,6 +38,16 @@ def test_invalid_tokens_weigh_nothing() -> None:
     assert ratios(log_ratio, mask, "sequence")[0].tolist() == pytest.approx([torch.tensor(0.5).exp().item(), 0.0])
     assert effective_share(torch.where(mask, 3.0, 7.0), mask) == 1
     assert effective_share(torch.tensor([[5.0, 5.0], [0.0, 0.0]]), mask) == pytest.approx(1 / 3)
+
+
+def test_the_mismatch_is_the_exact_kl_of_what_is_sampled_as_often_as_expected() -> None:
+    """A grid with tokens as often as under mu = (1/2, 1/4, 1/4): the mean of k3 is KL(mu || pi)."""
+    mu, pi = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.1, 0.3, 0.6])
+    tokens = torch.tensor([[0, 0, 1, 2]])
+    part = Behaviour(trial_config(rollout__every=2), RolloutConfig(every=2))
+    _, metrics = part.weigh((pi / mu).log()[tokens], torch.ones_like(tokens, dtype=torch.bool))
+    assert metrics[SERIES[0]] == pytest.approx(float((mu * (mu / pi).log()).sum()))
+    assert metrics[SERIES[2]] == pytest.approx(0.6 / 0.25)
 
 
 def test_the_sampler_is_as_old_as_it_is_told(tmp_path: Path) -> None:
@@ -63,6 +75,9 @@ def test_a_rounded_sampler_differs_from_the_policy_by_its_rounding(tmp_path: Pat
     metrics = one._rollout().metrics
     assert 0 < metrics[SERIES[0]] < 1e-2
     assert next(one.actor.parameters()).dtype == torch.float32
+    sampler = one.rollout_context.terms.behaviour(one.actor.lm)  # type: ignore[misc]
+    assert {weight.dtype for weight in sampler.parameters()} == {getattr(torch, dtype)}
+    assert {buffer.dtype for buffer in sampler.buffers()} == {torch.float32}
 
 
 def test_the_largest_ratio_bounds_every_advantage(tmp_path: Path) -> None:
