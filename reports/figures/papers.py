@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import inf
+from textwrap import fill
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,8 @@ from reports.statistics.two_level import Estimate
 from reports.text.say import say
 from reports.text.words import name
 
+WIDTH = 46
+"""Letters in a line of a label."""
 LOOKS = {"reviews": ArmStyle(INK, "-", "o"), "chains": ArmStyle(BLUE, "-", "s")}
 _COLUMNS = ["finding", "testbed", "metric", "expect", "margin", "estimate", "estimate_low", "estimate_high", "verdict"]
 
@@ -40,7 +43,7 @@ def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
             side(axes, at, row["verdict"])
         axes.axvline(0, color=INK, lw=0.8, zorder=1)
         axes.set_xlim(-reach, reach)
-        rows_axis(axes, [row["finding"] for row in rows])
+        rows_axis(axes, [fill(row["finding"], WIDTH) for row in rows])
         axes.set_title(f"Δ {name(key)} [{METRICS[key].unit}]")
     legend(figure, [entry(bed, look.color, "", look.marker) for bed, look in LOOKS.items()])
     alt = "; ".join(f"{row['finding']} ({row['testbed']}): {row['verdict']}" for row in data.to_dict("records"))
