@@ -89,3 +89,14 @@ def test_the_published_page_is_what_its_data_give(tmp_path: Path) -> None:
             one["name"] for key in ("hypotheses", "falsifiers") for one in yaml.safe_load(path.read_text()).get(key, ())
         ]
         assert pd.read_csv(path.with_name(CLAIMS), sep="\t")["name"].tolist() == names
+
+
+def test_the_readme_shows_rows_of_the_published_table() -> None:
+    published = (ROOT / "reports/example/README.md").read_text().replace("\\", "").splitlines()
+    table = (ROOT / "README.md").read_text().partition("| finding of a paper |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    assert len(rows) == 3
+    for finding, verdict, effect in rows:
+        (row,) = [line for line in published if line.startswith(f"| {finding} (arXiv")]
+        assert f"| {verdict} |" in row
+        assert f"| {effect} |" in row
