@@ -113,7 +113,7 @@ def findings(
     At low priority. Finished trials are not repeated.
     """
     from pipeline.run.layout import Layout
-    from reports.pages.findings import folders, write_index
+    from reports.pages.findings import folders, published_hours, write_index
     from reports.pages.published import publish as write
     from studies.console.plan import outlook
     from studies.definition.schema import load_study
@@ -122,6 +122,7 @@ def findings(
     layout = Layout.at(out)
     root = (to or layout.root / "findings").absolute()
     wanted = {folder: (load_study(name), profile) for folder, (name, profile) in folders().items()}
+    print(f"{len(wanted)} studies; the trials of those that are published took {published_hours():.1f} hours of a core")
     for folder, (study, profile) in wanted.items():
         print(f"{folder}: {outlook(study, profile, layout)}", flush=True)
     pages = dict[str, str]()

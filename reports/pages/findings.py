@@ -23,6 +23,7 @@ from studies.definition.schema import study_names
 
 CLAIMS = "findings.tsv"
 """File of each published study: a row per hypothesis and falsifier."""
+EXAMPLE = Path(__file__).parents[1] / "example"
 TESTBEDS = ("reviews", "chains")
 VERDICTS = {
     "SUPPORTED": "REPRODUCED", "SURVIVED": "REPRODUCED", "REFUTED": "REFUTED", "FALSIFIED": "REFUTED",
@@ -45,6 +46,12 @@ def folders() -> dict[str, tuple[str, str | None]]:
     places = [one[bed] for one in findings() for bed in TESTBEDS if "/" in one.get(bed, "").partition(" ")[0]]
     names = dict.fromkeys(place.partition("/")[0] for place in places)
     return {name: (name.partition("-")[0], name.partition("-")[2] or None) for name in names}
+
+
+def published_hours() -> float:
+    """Hours that the trials of these studies took when they were published; those of which that is known."""
+    files = [path for name in folders() if (path := EXAMPLE / name / CLAIMS).exists()]
+    return float(sum(pd.read_csv(path, sep="\t")["hours"].fillna(0.0).iloc[0] for path in files))
 
 
 def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
