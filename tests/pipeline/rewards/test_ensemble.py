@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from helpers import Recorder
 
 from pipeline.config.effects import content_of
 from pipeline.config.loading import load_config
+from pipeline.models.out_of_memory import Room
 from pipeline.rewards.base import Proxy
+from pipeline.rewards.scorers import reward_of
 from pipeline.rewards.settings import Combine
 from pipeline.run.layout import Layout
 from pipeline.trial import run_trial
@@ -25,7 +28,12 @@ SMALL: dict[str, Any] = {
     "train.batch_size": 16, "train.response_length": 8, "train.num_mini_batches": 2, "train.num_epochs": 1,
     "evaluate.prompts": 16, "kl.beta": 0.0,
 }  # fmt: skip
-MEMBERS = {"one": {"kind": "learned"}, "two": {"kind": "learned", "member": 2}, "same": {"kind": "learned"}}
+MEMBERS = {
+    "one": {"kind": "learned"},
+    "two": {"kind": "learned", "member": 2},
+    "three": {"kind": "learned", "member": 3},
+    "same": {"kind": "learned"},
+}
 
 
 @pytest.mark.parametrize(
@@ -49,9 +57,11 @@ def test_members_have_the_same_pairs_and_other_weights(tmp_path: Path) -> None:
     samples = pd.read_parquet(reward.path / "reference_samples.parquet")
     parts = samples[[f"reward/{name}" for name in MEMBERS]]
     assert (parts["reward/one"] == parts["reward/same"]).all()
-    assert (parts["reward/one"] - parts["reward/two"]).abs().max() > 0.01
+    for one, other in combinations(("one", "two", "three"), 2):
+        assert (parts[f"reward/{one}"] - parts[f"reward/{other}"]).abs().max() > 0.01
     worst = parts.min(axis=1)
     assert ((worst - reward.meta["mean"]) / reward.meta["std"]).to_numpy() == pytest.approx(samples["proxy"], abs=1e-4)
+    assert reward_of(reward, torch.device("cpu"), Room("rows", 64)).combine == "worst"
     assert {"reward/one", "reward/two"} <= {*pd.read_parquet(outcome.artifacts["train"].path / "metrics.parquet")}
 
 

@@ -12,6 +12,7 @@ from helpers import trial_config
 from tinytrial import preset, run, trainer
 
 from pipeline.algorithms.mathematics.staleness import Level, effective_share, ratios
+from pipeline.training.judging import logprobs_of
 from pipeline.training.parts.behaviour import Behaviour
 from pipeline.training.parts.settings import RolloutConfig
 
@@ -58,6 +59,18 @@ def test_the_sampler_is_as_old_as_it_is_told(tmp_path: Path) -> None:
     assert [share > 1 - 1e-6 for share in found[SERIES[1]]] == fresh
     assert found[SERIES[0]][2] > found[SERIES[0]][1] > 1e-5
     assert not {*SERIES} & {name for row in run(tmp_path / "new")[1].values() for name in row}
+
+
+def test_the_ratio_is_that_of_the_policy_in_training_to_the_one_that_sampled(tmp_path: Path) -> None:
+    one = trainer(tmp_path, rollout__every=2, algorithm__whiten_advantages=False)
+    one._one_update()
+    rollout, context = one._rollout(), one.rollout_context
+    assert context.terms.behaviour
+    old = logprobs_of(context, context.terms.behaviour(one.actor.lm), rollout.episodes)
+    mask = rollout.episodes.response_mask
+    ratio = (logprobs_of(context, one.actor.lm, rollout.episodes) - old)[mask].exp()
+    assert rollout.metrics[SERIES[2]] == pytest.approx(float(ratio.max()), rel=1e-4)
+    assert float(ratio.max()) != pytest.approx(float((1 / ratio).max()), rel=1e-2)
 
 
 @pytest.mark.parametrize("knobs", [{"rollout__correction": "truncated"}, {"rollout__correction": "masked"}])
