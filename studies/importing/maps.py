@@ -16,15 +16,15 @@ from pipeline.config.loading import validate
 from pipeline.config.names import nearest
 from pipeline.config.yaml_files import read_yaml
 from pipeline.errors import UserError
-from pipeline.run.metrics import METRICS, PER_PROMPT, known
+from pipeline.run.metrics import METRICS, PER_PROMPT, is_measured, known
 
 PROGRAMS = {path.stem: path for path in sorted((Path(__file__).parent / "programs").glob("*.yaml"))}
 PROMPT_ID = "prompt_id"
-PROMPTS = {top: metric for metric, (top, _) in PER_PROMPT.items()} | {
+PROMPTS = {top: "eval/gold" if below else metric for metric, (top, below) in PER_PROMPT.items()} | {
     "kl": "objective/kl", "entropy": "objective/entropy", "reference_length": "eval/length",
     "reference_eos": "eval/eos_rate", **dict.fromkeys(("agree", "decided", "reference_gold_std"), "eval/gold"),
 }  # fmt: skip
-"""Columns that an evaluation writes of a prompt -> a metric of the same bounds."""
+"""Columns that an evaluation writes of a prompt -> a metric of the same bounds; eval/gold has none."""
 _FACTORS = {("bits", "nats"): math.log(2.0), ("percent", "fraction"): 0.01}
 _POWERS = {("token", "sequence"): 1, ("sequence", "token"): -1}
 Keys = Annotated[tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
@@ -69,6 +69,13 @@ class Map(Section):
             if theirs and theirs.unit and ours != PROMPT_ID:
                 conversion(theirs.unit, ours)
         return named
+
+    def outcomes(self, columns: Collection[str]) -> dict[str, tuple[str, Named]]:
+        """Columns of a table with a row per prompt: those that are named here, and those that have the name of one that
+        an evaluation writes."""
+        found = present(self.prompts, columns)
+        free = {column for column in columns if is_measured(column)} - {column for column, _ in found.values()}
+        return {**{column: (column, Named(key=(column,))) for column in free}, **found}
 
     def series(self, columns: Collection[str]) -> dict[str, tuple[str, Named]]:
         """Metrics and columns of a log: those that are named here, and columns that have the name of a metric."""

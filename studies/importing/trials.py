@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from pipeline.errors import UserError
 from pipeline.intervals import last_tenth
-from pipeline.run.metrics import METRICS, ON_ROLLOUT, PER_PROMPT
+from pipeline.run.metrics import METRICS, ON_ROLLOUT, known, measured_in
 from pipeline.wording import shown
 from studies.definition.trainer import Window
 from studies.importing.logs import Cell, number
-from studies.importing.maps import PROGRAMS, PROMPT_ID, PROMPTS, Map, Named, conversion, first, present
+from studies.importing.maps import PROGRAMS, PROMPT_ID, PROMPTS, Map, Named, conversion, first
 
 Taken = Mapping[str, tuple["pd.Series[Any]", Named]]
 """Our metric -> their column as logged, and how it is read."""
@@ -70,7 +70,7 @@ def read_trial(cell: Cell, rows: pd.DataFrame, own: Map) -> ImportedTrial:
     of_steps = rows.groupby(level=0)[axis].transform("count") > 0 if axis else pd.Series(False, rows.index)
     for part, x in ((rows[of_steps], axis), (rows[~of_steps], None)):
         columns = [str(name) for name in part.dropna(axis=1, how="all")]
-        found = own.series(columns) if x else present(own.prompts, columns)
+        found = own.series(columns) if x else own.outcomes(columns)
         if columns and not found.keys() - {PROMPT_ID}:
             raise UserError(
                 f"{part.index[0][0]}: the map names none of its columns: {', '.join(columns)}; give another --map"
@@ -173,8 +173,8 @@ def _read_prompts(own: Map, taken: Taken, trial: ImportedTrial) -> None:
     possible = _possible(outcomes, _values(outcomes, own.length), trial)
     columns = {ours: column for ours, column in possible if column.notna().any()}
     trial.prompts = pd.DataFrame({PROMPT_ID: ids, "prompt": prompts.astype(str), **columns})
-    for metric, (top, bottom) in PER_PROMPT.items():
-        if top in columns and (bottom or top) in columns:
+    for metric, (top, bottom) in measured_in(columns).items():
+        if (bottom or top) in columns:
             both = trial.prompts.assign(one=1.0)[[top, bottom or "one"]].dropna().sum()
             trial.summary |= {metric: float(both.iloc[0] / both.iloc[1])} if both.iloc[1] else {}
 
@@ -196,7 +196,8 @@ def _values(taken: Taken, length: float | None) -> pd.DataFrame:
 def _possible(taken: Taken, values: pd.DataFrame, trial: ImportedTrial) -> Iterator[tuple[str, pd.Series[float]]]:
     """The columns whose values fit their names; the faults of others are noted."""
     for ours in taken:
-        column, raw, metric = values[ours], taken[ours][0][: len(values)], METRICS[PROMPTS.get(ours, ours)]
+        column, raw = values[ours], taken[ours][0][: len(values)]
+        metric = METRICS[ours if known(ours) else PROMPTS.get(ours, "eval/gold")]
         kl = ours.startswith(("objective/kl", "eval/kl_")) and ours != "objective/kl_coef"
         wrong = (column < metric.low - TOLERANCE) | (column > metric.high + TOLERANCE) | np.isinf(column)
         if wrong.any():

@@ -11,9 +11,15 @@ import pytest
 import yaml
 
 from pipeline.config.loading import profile_names
+from pipeline.run.layout import Layout
+from reports.findings.findings import analyse
 from reports.pages import findings as page
 from reports.pages.findings import CLAIMS, TESTBEDS, findings, folders, write_index
+from reports.pages.published import _found
+from reports.records.load import find_study, load_records
+from reports.tables.claims import claims_table
 from studies.definition.schema import load_study
+from studies.importing.run import import_folder
 
 ROOT = Path(__file__).parents[3]
 ROW = {
@@ -89,6 +95,26 @@ def test_the_published_page_is_what_its_data_give(tmp_path: Path) -> None:
             one["name"] for key in ("hypotheses", "falsifiers") for one in yaml.safe_load(path.read_text()).get(key, ())
         ]
         assert pd.read_csv(path.with_name(CLAIMS), sep="\t")["name"].tolist() == names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.name, marks=[] if path.name == "negatives" else pytest.mark.slow)
+        for path in sorted((ROOT / "reports/example").iterdir())
+        if path.is_dir()
+    ],
+)
+def test_published_data_give_the_published_verdicts(tmp_path: Path, name: str) -> None:
+    shutil.copytree(ROOT / "reports/example" / name, folder := tmp_path / name)
+    file, layout = folder / f"published_{name}.yaml", Layout.at(tmp_path / "out")
+    import_folder(folder, str(file), layout, "plain")
+    records = load_records(*find_study(layout, str(file)))
+    found = pd.DataFrame(_found(records, again := analyse(records), claims_table(records, again)))
+    shown = pd.read_csv(folder / CLAIMS, sep="\t")
+    assert len(shown) > 0
+    for column in ("name", "claim", "verdict", "effect", "n"):
+        assert found[column].tolist() == shown[column].tolist()
 
 
 def test_the_readme_shows_rows_of_the_published_table() -> None:
