@@ -122,7 +122,8 @@ def test_the_readme_shows_rows_of_the_published_table() -> None:
     table = (ROOT / "README.md").read_text().partition("| finding of a paper |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert len(rows) == 3
-    for finding, verdict, effect in rows:
-        (row,) = [line for line in published if line.startswith(f"| {finding} (arXiv")]
+    begin = published.index("| --- | --- | --- | --- | ---: | ---: | ---: |") + 1
+    for (finding, verdict, effect), row in zip(rows, published[begin:], strict=False):
+        assert row.startswith(f"| {finding} (arXiv")
         assert f"| {verdict} |" in row
         assert f"| {effect} |" in row
