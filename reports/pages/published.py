@@ -91,7 +91,7 @@ def _numbers(one: Judgement) -> dict[str, Any]:
 
 def _write(records: StudyRecords, findings: Findings, name: str, folder: Path) -> None:
     study = records.study
-    named = [claim.metric for claim in (*study.falsifiers, *study.hypotheses)]
+    named = [one.metric for one in study.falsifiers] + [one.metric for one in study.hypotheses]
     series = [key for key in dict.fromkeys((*SERIES, *named)) if key in records.curves.columns]
     recorded = records.curves[["arm", "seed", "step", *series]].dropna(subset=series or ["step"], how="all")
     ended = records.trials.rename(columns={"steps": "step"})
