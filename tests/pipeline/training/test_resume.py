@@ -26,7 +26,7 @@ from pipeline.training.rounds import Round
 from pipeline.training.trainer import Outcome, Trainer
 
 SOME = {
-    "adaptive", "adaptive bonus", "floor", "target", "separate", "lora", "few bits", "trpo", "grpo", "vine_ppo", "dpo",
+    "adaptive", "adaptive bonus", "floor", "target", "separate", "lora", "few bits", "grpo", "vine_ppo", "dpo",
     "replayed targets", "old sampler",
 }  # fmt: skip
 """Controllers that keep a state of different kinds; the others are slow tests."""

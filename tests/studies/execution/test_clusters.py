@@ -103,6 +103,7 @@ def command(*arguments: str) -> tuple[int, list[str], str]:
     return code, modules, "\n".join(output)
 
 
+@pytest.mark.slow
 def test_a_rerun_with_nothing_to_do_imports_nothing_that_works(recorded: Path) -> None:
     out = ("--out", str(recorded.parent / "out"))
     code, modules, output = command("study", str(recorded), *out)

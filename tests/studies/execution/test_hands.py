@@ -173,6 +173,7 @@ def test_killing_any_process_at_any_moment_loses_nothing(
     assert results(result, layout) == whole
 
 
+@pytest.mark.slow
 def test_a_hand_that_is_asked_to_leave_lets_its_trial_write_a_checkpoint(
     write_study: Write, layout: Layout, tmp_path: Path, smoke_layout: Layout
 ) -> None:
