@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run.layout import StudyFolder
+from studies.tracking.runs import DENSE, STRIDE
 
 Series = Counter[tuple[str, int, str]]
 """Counts of each (name, step, value)."""
 
 
 def written(path: Path) -> Series:
-    """Read the series of a ``metrics.jsonl``."""
+    """Read from a ``metrics.jsonl`` what MLflow is to have: of series of gradient steps but `DENSE` every seventh."""
     found = Series()
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        found.update((name, row["step"], shown(value)) for name, value in row.items() if name != "step")
+        step, rare = row.pop("step"), {name for name in row if name.startswith(("policy/", "value/"))} - DENSE
+        kept = row.items() if step % STRIDE == 1 else ((name, row[name]) for name in row.keys() - rare)
+        found.update((name, step, shown(value)) for name, value in kept)
     return found
 
 
