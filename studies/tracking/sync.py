@@ -84,6 +84,11 @@ class View:
     environment: Mapping[str, str]
     """Environment of the trials that run."""
 
+    @property
+    def stride(self) -> int:
+        """Gradient steps from one value that MLflow gets to the next; logs of other programs are sent whole."""
+        return 1 if self.study.foreign else STRIDE
+
 
 def sync(
     view: View,
@@ -165,7 +170,7 @@ def _follow(view: View, runs: Runs, key: str, one: Running) -> None:
     config = one.config.model_dump(mode="json")
     _open_trial(view, runs, key, tags_of_trial(view.study, one.arm, one.seed, config, view.environment), config)
     runs.mark(key, RUNNING)
-    runs.send_rows(key, one.metrics, 1 if view.study.foreign else STRIDE)
+    runs.send_rows(key, one.metrics, view.stride)
 
 
 def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: str) -> None:
@@ -182,7 +187,7 @@ def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: 
     fallen = {key_of("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in tested}
     _open_trial(view, runs, key, tags, record.config)
     if metrics:
-        runs.send_rows(key, metrics, 1 if study.foreign else STRIDE)
+        runs.send_rows(key, metrics, view.stride)
     runs.finish(key, fingerprint, record.status, {**record.summary, **fallen}, record.steps, tags, files)
 
 

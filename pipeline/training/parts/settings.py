@@ -102,10 +102,10 @@ class RolloutConfig(PartSettings):
     """Episodes of a policy that is older than the one in training, or of lower precision, and their weights."""
 
     every: Positive = Field(
-        1, description="updates from one copy of the policy to the sampler to the next; 1: it is never old"
+        1, description="rollouts are sampled by a copy of the policy, which is renewed every so many updates"
     )
     dtype: Literal["training", "bfloat16", "float16"] = Field(
-        "training", description="precision of the weights and sums of the sampler's copy; training: that of training"
+        "training", description="precision of that copy; training: the precision of training"
     )
     correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
         "none",
@@ -115,10 +115,10 @@ class RolloutConfig(PartSettings):
         ),
     )
     level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
-        "token", description="the ratio is that of each token, or the product over the response"
+        "token", description="token: a ratio for each token; sequence: one for the response, their product"
     )
     most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
-        2.0, description="largest ratio that counts in full"
+        2.0, description="ratios above this are cut to it (truncated) or count as 0 (masked)"
     )
 
     @property
