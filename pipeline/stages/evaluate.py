@@ -99,7 +99,8 @@ def evaluate(
         }
         table = pd.DataFrame(columns)
         summary = summarise(table, drawn.count) | capability
-        summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))
+        if "right" in table:
+            summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
             summary["eval/reward_accuracy"] = float(reward.meta["accuracy_gold"])
         check_keys(summary)

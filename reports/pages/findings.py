@@ -43,8 +43,8 @@ def findings() -> list[dict[str, Any]]:
 
 def folders() -> dict[str, tuple[str, str | None]]:
     """Map each published folder that the findings need to its study, and its profile if not the study's own."""
-    places = [one[bed] for one in findings() for bed in TESTBEDS if "/" in one.get(bed, "").partition(" ")[0]]
-    names = dict.fromkeys(place.partition("/")[0] for place in places)
+    places = [one[bed] for one in findings() for bed in TESTBEDS if bed in one]
+    names = dict.fromkeys(place.partition("/")[0] for place in places if not place.startswith("NOT COMPARABLE"))
     return {name: (name.partition("-")[0], name.partition("-")[2] or None) for name in names}
 
 

@@ -39,7 +39,6 @@ Runs = list[tuple[str, Cell]]
 """Stages that will run, each with a trial that has it."""
 MACHINE = ("platform", "device")
 """Keys of a trial's environment on which its speed depends."""
-IDLE = "Nothing will run"
 ACCURACIES = (0.2, 0.4, 0.6)
 """Accuracies of a reference that is not built yet, for which dead groups are forecast."""
 FOUR_MODELS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("four_models.yaml").read_text("utf-8"))
@@ -71,8 +70,7 @@ def print_plan(
         return _print_commands(console, run, plan)
     idle = False
     try:
-        planned, words = _ahead(run, plan)
-        idle = words.startswith(IDLE)
+        planned, idle, words = _ahead(run, plan)
         console.print(Text(words, "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
             console.print(Text(caution, "yellow"), soft_wrap=True)
@@ -88,11 +86,11 @@ def outlook(study: Study, profile: str | None, layout: Layout) -> str:
     """Return how many trials of a study have yet to run, and their time."""
     chosen = profile or study.profile
     run = Started(study, chosen, {}, layout, layout.study(study.name, chosen), module_of(study))
-    return _ahead(run, cells(confirmation(study, run.folder), profile, {}))[1]
+    return _ahead(run, cells(confirmation(study, run.folder), profile, {}))[2]
 
 
-def _ahead(run: Started, plan: Sequence[Cell]) -> tuple[Planned, str]:
-    """Return the stages of each trial, and how many trials have yet to run, with their time."""
+def _ahead(run: Started, plan: Sequence[Cell]) -> tuple[Planned, bool, str]:
+    """Return the stages of each trial, whether nothing will run, and in words how many trials will, with their time."""
     study, layout = run.study, run.layout
     planned = [(cell, run.stages(cell)) for cell in plan]
     ended = len((load(study, run.folder) or {}).get("trials", [])) if study.search else 0
@@ -102,7 +100,7 @@ def _ahead(run: Started, plan: Sequence[Cell]) -> tuple[Planned, str]:
     left = [cell for stage, cell in own if stage.startswith("train")] + [plan[0]] * unknown
     beside = [stage for stage, _ in (*own, *shared) if not stage.startswith("train")] + ["evaluate"] * unknown
     time = _time(left, beside, _records(layout, run.profile, _machine(run.module, plan)), layout) if left else ""
-    return planned, headline(own, shared, unknown, total) + time
+    return planned, not (own or shared or unknown), headline(own, shared, unknown, total) + time
 
 
 def _print_commands(console: Console, run: Started, plan: Sequence[Cell]) -> None:
@@ -144,7 +142,7 @@ def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
     n = len({cell.label for _, cell in own}) + unknown
     again = " and ".join(dict.fromkeys(stage for stage, _ in shared))
     if not n and not shared:
-        return f"{IDLE}: all {total} trials are cached"
+        return f"Nothing will run: all {total} trials are cached"
     return f"{n} of {total} trials will run" + ("" if n else f", but {again} will be built again")
 
 
