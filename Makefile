@@ -25,6 +25,8 @@ help:  ## list the targets
 
 # What is installed has one of the SHA-256 sums in locks/, and no package is built here. Torch is not in them: its build
 # differs with the machine (CPU or CUDA). Python compiles what is imported; to compile all packages takes 25 s more.
+# It keeps that in .venv even where it is told not to (as in many containers): else every process compiles it again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 LOCKED := $(PIP_INSTALL) --require-hashes --no-deps --only-binary :all:
 
