@@ -21,8 +21,8 @@ from pipeline.forecast.advice import predict
 COMMON = {
     "data.sft_texts": 2000, "data.train_prompts": 64, "data.heldout_prompts": 8, "evaluate.prompts": 8,
     "sft.steps": 2, "sft.batch_size": 16, "reward.learned.pairs": 32, "reward.learned.heldout_pairs": 8,
-    "reward.calibration_samples": 32, "reward.learned.epochs": 3, "reward.learned.batch_size": 32, "train.steps": 4,
-    "train.batch_size": 32, "train.num_mini_batches": 2, "train.num_epochs": 2, "train.response_length": 32,
+    "reward.calibration_samples": 32, "reward.learned.epochs": 2, "reward.learned.batch_size": 32, "train.steps": 2,
+    "train.batch_size": 32, "train.num_mini_batches": 2, "train.num_epochs": 1, "train.response_length": 32,
     "optimiser.lr": 1e-6, "optimiser.guard": False, "runtime.micro_batch_size": 16, "runtime.rollout_batch_size": 32,
 }  # fmt: skip
 QWEN2 = {"model_type": "qwen2", "vocab_size": 32_000, "tie_word_embeddings": True, "max_position_embeddings": 512}

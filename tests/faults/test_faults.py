@@ -270,7 +270,7 @@ OFTEN = ("bit flipped", "disk full", "read-only", "two commands", "MLflow killed
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def whole(tmp_path_factory: pytest.TempPathFactory, smoke_layout: Layout) -> Iterator[Scene]:
     def size() -> int:
         return sum(-(-path.stat().st_size // 4096) * 4096 for path in scene.root.rglob("*"))
 
@@ -278,12 +278,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     with ExitStack() as around:
         scene = Scene(place / "whole", random.Random(0), around)
         scene.folder.mkdir()
-        scene.start()
-        assert scene.ended()[0] == 0
-        for name in ("store/train", "store/evaluate", "studies", "mlartifacts"):
-            shutil.rmtree(scene.root / name, ignore_errors=name == "mlartifacts")
-        for path in scene.root.glob("mlflow.db*"):
-            path.unlink()
+        own = shutil.ignore_patterns("train", "evaluate")
+        shutil.copytree(smoke_layout.store, scene.root / "store", symlinks=True, ignore=own)
         shutil.copytree(scene.folder, place / "template", symlinks=True)
         there, before = size(), time.monotonic()
         scene.start()

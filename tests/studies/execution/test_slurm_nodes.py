@@ -172,18 +172,18 @@ def test_a_job_leaves_a_checkpoint_before_its_time_limit_and_is_requeued(
     write_study: Write, layout: Layout, tmp_path: Path
 ) -> None:
     study = write_study(SHORT.replace("arms:", "profile: smoke\narms:").replace("  strong: {kl.beta: 0.2}\n", ""))
-    long = {"train.steps": 6_000, "runtime.checkpoint_updates": 10_000, "evaluate.prompts": 16}
+    long = {"train.steps": 400, "runtime.checkpoint_updates": 10_000, "evaluate.prompts": 16}
     limit = tmp_path / "cluster.yaml"
-    limit.write_text("time: 1\n")  # the warning comes within 30 s
+    limit.write_text("time: 1\n")  # the warning comes within 30 s, in which 30 of 100 updates are possible
 
-    def go_on(where: Layout, name: str, options: Path | None = None) -> StudyResult:
-        return run_study(study, where, None, long, executor(name, 1, options), 1, Console(quiet=True))
+    def go_on(where: Layout, name: str, options: Path | None = None, trials: str | None = None) -> StudyResult:
+        return run_study(study, where, None, long, executor(name, 1, options), 1, Console(quiet=True), trials=trials)
 
     elsewhere = Layout(tmp_path / "whole")
     elsewhere.root.mkdir()
     whole = results(go_on(elsewhere, "processes"), elsewhere)
     copy_upstream(elsewhere.store, layout.store, "reference")
-    assert results(go_on(layout, "slurm", limit), layout) == whole
+    assert results(go_on(layout, "slurm", limit, "patient_trial"), layout) == whole
     (log,) = (layout.study("small", "smoke").path / "log").glob("hand-*.txt")
     assert "DUE TO JOB REQUEUE" in log.read_text()  # written there by SLURM's daemon
 
