@@ -42,7 +42,7 @@ from pipeline.run.metrics import check_keys, measured_in
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.checked import checked, entropy_law, passed
-from pipeline.stages.heldout import Draws, answers, heldout_prompts, preferences
+from pipeline.stages.heldout import TIE, Draws, answers, heldout_prompts, preferences
 from pipeline.training.new_actor import load_reference
 
 AFTER = 3
@@ -80,13 +80,19 @@ def evaluate(
         with Precision.of(at.device).autocast():
             kl, entropy, nats, log_ratios = drift(policy, base, chosen.answers.episodes, 1.0, at.room)
         columns |= {
-            # Summed over the vocabulary, a KL is that of the network: a chosen answer is not one of its samples.
-            "kl": (kl.sum(1).double() if draws == 1 else kl_of_chosen(draws, log_ratios)).numpy(),
+            "kl": kl.sum(1).double().numpy(),
             "entropy": entropy.sum(1).double().numpy(),
             "reference_nats": nats.sum(1).double().numpy(),
             **checked(gold, chosen.answers, entropy),
             **points,
         }
+        if draws > 1:  # summed over the vocabulary, a KL is that of the network: a chosen answer is not its sample
+            own = (log_ratios - nats).sum(1).double().exp()
+            best = kl_of_best(draws, torch.maximum(chosen.equal, own))
+            columns |= {
+                "kl": (best + log_ratios.sum(1).double()).numpy(),
+                "kl_below_bound": (kl_of_best(draws, torch.zeros(1)) - best).numpy(),
+            }
         if passes > 1:
             columns |= passed(gold, _several(cfg, at, data, policy, chosen.answers, progress))
         progress(draws + passes + 1, "texts")
@@ -156,6 +162,8 @@ class BestAnswers:
     proxy: Tensor
     """(B,) calibrated reward, by which they were chosen: before EOS handling."""
     parts: Mapping[str, Tensor]
+    equal: Tensor
+    """(B,) share of the other draws that have that reward too, up to rounding; float64."""
     sampled_tokens: int
     """Tokens of all draws, those that were not chosen included."""
 
@@ -171,15 +179,16 @@ def choose(
     """
     answers = draw(0)
     proxy, parts = score(answers)
-    tokens = int(answers.episodes.lengths.sum())
+    tokens, equal = int(answers.episodes.lengths.sum()), torch.zeros_like(proxy, dtype=torch.double)
     for number in range(1, count):
         other = draw(number)
         scores, others = score(other)
-        rows = scores > proxy
+        rows, same = scores > proxy, (scores - proxy).abs() <= TIE
+        equal = torch.where(rows & ~same, 0.0, equal + same)
         answers, proxy = _merged(rows, other, answers), torch.where(rows, scores, proxy)
         parts = {name: torch.where(rows, others[name], part) for name, part in parts.items()}
         tokens += int(other.episodes.lengths.sum())
-    return BestAnswers(answers, proxy, parts, tokens)
+    return BestAnswers(answers, proxy, parts, equal / max(count - 1, 1), tokens)
 
 
 def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:
@@ -191,25 +200,21 @@ def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completi
     return Completions(episodes, here.prompts, [mine if chosen else other for chosen, mine, other in texts])
 
 
-def kl_bound(n: int) -> float:
-    """KL of the best of n samples of a policy to the policy, at most: log n - (n - 1) / n, nats per response.
+def kl_of_best(n: int, tied: Tensor) -> Tensor:
+    """KL of the best of n samples of a policy to the policy; (B,) float64, nats per response.
 
-    The KL is close to it where two samples rarely have the same score, and below it where many do; at every prompt
-    (Beirami 2025, arXiv 2401.01879).
+    `tied` (B,): probability q that a sample has the score of the chosen one. That is taken as the highest and others as
+    never equal: with h = 1 - (1 - q)^n, the probability that one of n has it, the KL is
+    h log(h / q) + (1 - h) (log n + (n - 1) log(1 - q) - (n - 1) / n). It falls from log n - (n - 1) / n at q = 0, which
+    is a bound (Beirami 2025, arXiv 2401.01879, abstract), to 0 at q = 1.
 
-    >>> kl_bound(1), round(kl_bound(4), 4)
-    (0.0, 0.6363)
+    >>> [round(float(kl), 4) for kl in kl_of_best(4, torch.tensor([0.0, 0.25, 1.0]))]
+    [0.6363, 0.6159, 0.0]
     """
-    return math.log(n) - (n - 1) / n
-
-
-def kl_of_chosen(n: int, log_ratios: Tensor) -> Tensor:
-    """KL of the best of n samples of a policy to the reference, at most; (B,) float64, nats per response.
-
-    KL(best of n || ref) = KL(best of n || π) + E[log π - log ref], where the second is a mean over the chosen responses
-    and the first is `kl_bound`. `log_ratios` (B, T): log π - log ref of their tokens, 0 on invalid ones.
-    """
-    return kl_bound(n) + log_ratios.double().sum(1)
+    q = tied.double().clamp(1e-12, 1 - 1e-12)
+    none = n * torch.log1p(-q)
+    hit = -torch.expm1(none)
+    return hit * torch.log(hit / q) + none.exp() * (math.log(n) + (n - 1) * torch.log1p(-q) - (n - 1) / n)
 
 
 def _judged(

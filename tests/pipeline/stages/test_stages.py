@@ -88,7 +88,7 @@ def test_the_summary_can_be_computed_again_from_the_rows(outcome: TrialOutcome) 
     assert outcome.summary["eval/kl_per_sequence"] == pytest.approx(table["kl"].mean())
     assert outcome.summary["eval/kl_per_token"] == pytest.approx(table["kl"].sum() / table["policy_length"].sum())
     assert outcome.summary["eval/length"] == pytest.approx(table["policy_length"].mean())
-    of_others = {"eval/fault_rate", "eval/fault_rate_reference", *CHECKED}
+    of_others = {"eval/fault_rate", "eval/fault_rate_reference", "eval/kl_below_bound", *CHECKED}
     assert set(outcome.summary) == {key for key in METRICS if key.startswith("eval/")} - of_others
     assert json.loads((outcome.artifacts["evaluate"].path / "summary.json").read_text()) == dict(outcome.summary)
 
