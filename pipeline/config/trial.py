@@ -64,6 +64,16 @@ class EvaluateConfig(Section):
             " right. The first answer is the one that is judged"
         ),
     )
+    kl_gradient: Annotated[
+        Literal["none", "exact", "k1_reward", "k1_score", "k1_loss", "k2_loss", "k3_loss"],
+        setting("evaluate.best_of", 1),
+    ] = Field(
+        "none",
+        description=(
+            "estimator of the KL, and its place, whose gradient at the trained policy is compared with that of the"
+            " exact KL. k1_score is also that of k2 of whole responses in the loss"
+        ),
+    )
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")
     seed: Seed = Field(
         0,

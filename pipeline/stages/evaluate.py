@@ -43,6 +43,7 @@ from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
 from pipeline.stages.checked import checked, entropy_law, passed
 from pipeline.stages.heldout import TIE, Draws, answers, heldout_prompts, preferences
+from pipeline.stages.kl_gradients import kl_cosine
 from pipeline.training.new_actor import load_reference
 
 AFTER = 3
@@ -105,6 +106,12 @@ def evaluate(
         }
         table = pd.DataFrame(columns)
         summary = summarise(table, drawn.count) | capability
+        if cfg.evaluate.kl_gradient != "none":
+            with Precision.of(at.device).autocast():
+                summary["eval/kl_cosine"] = kl_cosine(
+                    cfg.evaluate.kl_gradient, policy, base, chosen.answers.episodes, log_ratios, kl, at.room,
+                    cfg.runtime.micro_batch_size,
+                )  # fmt: skip
         if "right" in table:
             summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model

@@ -104,7 +104,14 @@ STAGES = (
     Stage(
         "evaluate",
         "pipeline.stages.evaluate:evaluate",
-        (*JUDGED, "evaluate.best_of", "evaluate.passes", "evaluate.sample_rows", "sft.max_tokens"),
+        (
+            *JUDGED,
+            "evaluate.best_of",
+            "evaluate.passes",
+            "evaluate.kl_gradient",
+            "evaluate.sample_rows",
+            "sft.max_tokens",
+        ),
         kinds=_scorers,
         outside=sources.scorers,
         precision=sources.precision,
