@@ -24,9 +24,10 @@ from pipeline.errors import Damaged, UserError
 from pipeline.resources.machine import GIB
 from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
+from pipeline.stages.graph import STAGES
 from studies.claims.forecast import Values, dead_groups, detectable, spread
 from studies.console.summary import table
-from studies.definition.design import Cell, cautions, cells, chain_of
+from studies.definition.design import Cell, cautions, cells
 from studies.definition.schema import Study
 from studies.definition.search import confirmation, load
 from studies.definition.testable import untestable
@@ -125,16 +126,16 @@ def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:
 
 
 def runs(planned: Planned) -> tuple[Runs, Runs]:
-    """The stages that will run: those that each trial has for itself, and those that trials share, each once."""
-    own, shared = Runs(), dict[tuple[str, object, str], tuple[str, Cell]]()
+    """The stages that will run, each once: those of single trials, and those that trials share whatever they train."""
+    own, shared = dict[tuple[str, str], tuple[str, Cell]](), dict[tuple[str, str], tuple[str, Cell]]()
     for cell, stages in planned:
-        mine = own_stages(stage.stage for stage in stages)
+        alike = likeness(STAGES, cell.config)
+        mine = own_stages(alike)
         for one in stages:
-            if not one.cached and one.stage in mine:
-                own.append((one.stage, cell))
-            elif not one.cached:
-                shared.setdefault((one.stage, one.key or chain_of(cell.config, one.stage), one.why), (one.stage, cell))
-    return own, [*shared.values()]
+            if not one.cached:
+                found = own if one.stage in mine else shared
+                found.setdefault((one.stage, alike[one.stage]), (one.stage, cell))
+    return [*own.values()], [*shared.values()]
 
 
 def headline(own: Runs, shared: Runs, unknown: int, total: int) -> str:
@@ -194,14 +195,13 @@ def _stage_seconds(measured: Sequence[TrialRecord], layout: Layout) -> dict[str,
 
 def stage_table(planned: Planned) -> Table:
     """Table of the stages that will run, and below them the cached ones: one row per stage and reason."""
-    rows: dict[tuple[bool, str, str], tuple[list[str], dict[object, None]]] = {}
+    rows: dict[tuple[bool, str, str], tuple[list[str], dict[str, str | None]]] = {}
     for cell, stages in planned:
-        own = own_stages(stage.stage for stage in stages)
+        alike = likeness(STAGES, cell.config)
         for one in stages:
             labels, keys = rows.setdefault((one.cached, one.stage, one.why), ([], {}))
             labels.append(cell.label)
-            # A key that is not known yet is a trial's own, or that of its chain.
-            keys[one.key or (cell.label if one.stage in own else chain_of(cell.config, one.stage))] = None
+            keys[alike[one.stage]] = one.key
     # Some trials have stages that others do not have.
     by_length = sorted((stages for _, stages in planned), key=len, reverse=True)
     order = list(dict.fromkeys(one.stage for stages in by_length for one in stages))
@@ -209,9 +209,7 @@ def stage_table(planned: Planned) -> Table:
     for (cached, stage, why), (labels, keys) in sorted(
         rows.items(), key=lambda row: (row[0][0], order.index(row[0][1]))
     ):
-        first = next(iter(keys))
-        only = first if isinstance(first, str) and first not in labels else "-"
-        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else only
+        artifact = f"{len(keys)} artifacts" if len(keys) > 1 else next(iter(keys.values())) or "-"
         owner = labels[0] if len(labels) == 1 else f"{len(labels)} trials"
         state = Text("cached", style="dim") if cached else Text("will run", style="bold")
         shown.add_row(Text(stage), Text(artifact), Text(owner), state, Text(why))
@@ -303,7 +301,6 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
     """T4-hours of the whole study if nothing of it were cached; a trial that a search has yet to propose counts as its
     baseline does."""
     from pipeline.forecast.advice import hours, own_others, predict
-    from pipeline.stages.graph import STAGES
 
     n, once = trial_count(study), dict[tuple[str, object], TrialConfig]()
     for cell in plan:

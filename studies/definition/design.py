@@ -160,12 +160,6 @@ def seeded(config: TrialConfig, seed: int, vary: Sequence[Link]) -> TrialConfig:
     return replaced(config, {SEED_KEY: seed, **{LINKS[link]: seed for link in acting(config, vary)}})
 
 
-def chain_of(config: TrialConfig, stage: str) -> tuple[str]:
-    """Settings of a shared stage and of those before it: trials with equal ones share it."""
-    own = {"prompts": {"data"}, "sft": {"data", "model", "sft"}}
-    return (config.model_dump_json(include=own.get(stage, {"data", "model", "sft", "reward", "judge"})),)
-
-
 def acting(config: TrialConfig, vary: Sequence[Link]) -> tuple[Link, ...]:
     """Links that exist in this configuration: a ready reward has no labels, a snapshot without SFT no seed."""
     return tuple(link for link in LINKS if link in vary and not _idle(config, link))

@@ -82,6 +82,13 @@ def test_arms_with_other_data_share_no_reference(write_study: Write, layout: Lay
     assert any(row.startswith("sft 2 artifacts 4 trials") for row in rows), rows
 
 
+def test_arms_that_are_judged_in_two_ways_are_trained_once(write_study: Write, layout: Layout) -> None:
+    arms = "arms:\n  weak: {}\n  strong: {evaluate.kl_gradient: exact}\n"
+    rows = shown(write_study(re.sub(r"arms:\n(  .*\n)+", arms, fake_trial.STUDY)), layout, trials="pipeline.trial")
+    assert any(row.startswith("train 2 artifacts 4 trials") for row in rows), rows
+    assert any(row.startswith("evaluate 4 artifacts 4 trials") for row in rows), rows
+
+
 def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout: Layout) -> None:
     study = write_study()
     record(study, layout)
