@@ -30,7 +30,7 @@ RUNNING, INTERRUPTED = "running", "interrupted"
 ENDS = {"complete": "FINISHED", "budget": "FINISHED", "diverged": "FINISHED", "failed": "FAILED"}
 """MLflow's word for the end of a run; any other end is KILLED. A diverged trial is a result."""
 MAX_METRICS, MAX_PARAMS, MAX_VALUE = 1000, 100, 6000
-DENSE = {"policy/entropy", "policy/kl_ref_per_token", "policy/approxkl"}
+DENSE = {"policy/entropy", "policy/kl_ref_per_token"}
 """Series of gradient steps of which MLflow has every step."""
 STRIDE = 7
 """It has every seventh of the others; the records have all. A value costs it a tenth of a millisecond, those of a study
