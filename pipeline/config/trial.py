@@ -71,7 +71,7 @@ class EvaluateConfig(Section):
         "none",
         description=(
             "estimator of the KL, and its place, whose gradient at the trained policy is compared with that of the"
-            " exact KL. k1_score is also that of k2 of whole responses in the loss"
+            " exact KL. k1_score is on average also that of k2 of whole responses in the loss"
         ),
     )
     sample_rows: Positive = Field(16, description="prompts in the fixed sample table")

@@ -87,7 +87,7 @@ def evaluate(
             **checked(gold, chosen.answers, entropy),
             **points,
         }
-        if draws > 1:  # summed over the vocabulary, a KL is that of the network: a chosen answer is not its sample
+        if draws > 1:  # the KL summed over the vocabulary is that of the network; a chosen answer is no sample of it
             own = (log_ratios - nats).sum(1).double().exp()
             best = kl_of_best(draws, torch.maximum(chosen.equal, own))
             columns |= {
@@ -107,11 +107,9 @@ def evaluate(
         table = pd.DataFrame(columns)
         summary = summarise(table, drawn.count) | capability
         if cfg.evaluate.kl_gradient != "none":
-            with Precision.of(at.device).autocast():
-                summary["eval/kl_cosine"] = kl_cosine(
-                    cfg.evaluate.kl_gradient, policy, base, chosen.answers.episodes, log_ratios, kl, at.room,
-                    cfg.runtime.micro_batch_size,
-                )  # fmt: skip
+            # Without autocast: nothing here scales a loss so that small gradients do not become 0 in fp16.
+            name, answered, most = cfg.evaluate.kl_gradient, chosen.answers.episodes, cfg.runtime.micro_batch_size
+            summary["eval/kl_cosine"] = kl_cosine(name, policy, base, answered, log_ratios, kl, at.room, most)
         if "right" in table:
             summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
@@ -170,7 +168,7 @@ class BestAnswers:
     """(B,) calibrated reward, by which they were chosen: before EOS handling."""
     parts: Mapping[str, Tensor]
     equal: Tensor
-    """(B,) share of the other draws that have that reward too, up to rounding; float64."""
+    """(B,) share of all draws that have that reward, up to rounding; 0 where no other has it; float64."""
     sampled_tokens: int
     """Tokens of all draws, those that were not chosen included."""
 
@@ -195,7 +193,7 @@ def choose(
         answers, proxy = _merged(rows, other, answers), torch.where(rows, scores, proxy)
         parts = {name: torch.where(rows, others[name], part) for name, part in parts.items()}
         tokens += int(other.episodes.lengths.sum())
-    return BestAnswers(answers, proxy, parts, equal / max(count - 1, 1), tokens)
+    return BestAnswers(answers, proxy, parts, torch.where(equal > 0, equal + 1, 0.0) / count, tokens)
 
 
 def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completions:
@@ -210,10 +208,12 @@ def _merged(rows: Tensor, here: Completions, elsewhere: Completions) -> Completi
 def kl_of_best(n: int, tied: Tensor) -> Tensor:
     """KL of the best of n samples of a policy to the policy; (B,) float64, nats per response.
 
-    `tied` (B,): probability q that a sample has the score of the chosen one. That is taken as the highest and others as
-    never equal: with h = 1 - (1 - q)^n, the probability that one of n has it, the KL is
+    `tied` (B,): probability q that a sample has the score of the chosen one. That score is taken as the highest, and
+    all others as distinct: with h = 1 - (1 - q)^n, the probability that one of n samples has it, the KL is
     h log(h / q) + (1 - h) (log n + (n - 1) log(1 - q) - (n - 1) / n). It falls from log n - (n - 1) / n at q = 0, which
-    is a bound (Beirami 2025, arXiv 2401.01879, abstract), to 0 at q = 1.
+    is a bound, to 0 at q = 1. The estimator of Beirami 2025 (arXiv 2401.01879, by notes of others), with the
+    probability of a score in place of that of a response. With q from the share of ties, right answers of probability
+    0.3 among wrong ones give 1.20 on average at n = 16, where 1.18 is exact; those of 0.1 give 2.33 at n = 64, of 2.29.
 
     >>> [round(float(kl), 4) for kl in kl_of_best(4, torch.tensor([0.0, 0.25, 1.0]))]
     [0.6363, 0.6159, 0.0]

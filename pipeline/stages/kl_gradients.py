@@ -21,15 +21,15 @@ EXACT = "exact"
 
 
 def weights(name: str, d: Tensor, kl: Tensor, mask: Tensor) -> Tensor:
-    """Weights (B, T) of grad log pi, in nats, by `name`.
+    """Weights (B, T) of grad log pi, in nats, by `name`; arbitrary on invalid tokens.
 
-    d, kl (B, T): log pi - log ref of the tokens and the exact KL there, 0 on invalid ones. With k1 in the reward a
-    token pays for itself and what follows; with k1 in the score, or k2 of responses in the loss, for its whole
-    response: both less their mean at a position, as with a baseline. k1, k2 and k3 in the loss: 1, d, and 1 - exp(-d).
-    exact: the KL of what follows, beside the gradient of each token's own.
+    d, kl (B, T): log pi - log ref of the tokens and the exact KL there, 0 on invalid ones. k1_reward: the d of the
+    token and of those that follow. k1_score: the d of the whole response. k1_loss, k2_loss, k3_loss: 1, d, and
+    1 - exp(-d). exact: the KL of the tokens that follow, beside the gradient of each token's own KL. k1_reward,
+    k1_score and exact are less their mean at a position, as with a baseline.
     """
     follows = kl.flip(1).cumsum(1).flip(1) - kl
-    found = {
+    return {
         "k1_reward": lambda: _centred(d.flip(1).cumsum(1).flip(1), mask),
         "k1_score": lambda: _centred(d.sum(1, keepdim=True).expand_as(d), mask),
         "k1_loss": lambda: torch.ones_like(d),
@@ -37,7 +37,6 @@ def weights(name: str, d: Tensor, kl: Tensor, mask: Tensor) -> Tensor:
         "k3_loss": lambda: kl_slope(d, "k3"),
         EXACT: lambda: _centred(follows, mask),
     }[name]()
-    return torch.where(mask, found, 0.0)
 
 
 def _centred(grid: Tensor, mask: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ def _machine(module: Any, plan: Sequence[Cell]) -> dict[str, str]:
 
 
 def runs(planned: Planned) -> tuple[Runs, Runs]:
-    """The stages that will run, each once: those of single trials, and those that trials share whatever they train."""
+    """The stages that will run, each once: the trials' own, then those before the training, which trials share."""
     own, shared = dict[tuple[str, str], tuple[str, Cell]](), dict[tuple[str, str], tuple[str, Cell]]()
     for cell, stages in planned:
         alike = likeness(STAGES, cell.config)
@@ -309,14 +309,14 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
         once |= {(stage, alike[stage]): cell.config for stage in shared if (stage, alike[stage]) not in once}
         if n > len(plan) and study.vary:  # the trials of a search have a seed of their own
             once |= {(stage, "search"): plan[0].config for stage in shared if cell is plan[0]}
-    forecasts = [predict(cell.config) for cell in plan]
-    known = [
-        forecast.t4_hours + math.fsum(forecast.other_hours[stage] for stage in own_others(cell.config))
-        for cell, forecast in zip(plan, forecasts, strict=True)
-        if forecast
-    ]
-    if not known or len(known) < len(plan):
-        return f"{n} trials in all"
+    known, trained = list[float](), set[str]()
+    for cell in plan:
+        if (forecast := predict(cell.config)) is None:
+            return f"{n} trials in all"
+        train = likeness(STAGES, cell.config)["train"]  # which arms that are only judged in other ways share
+        known.append(math.fsum(forecast.other_hours[stage] for stage in own_others(cell.config)))
+        known[-1] += forecast.t4_hours * (train not in trained)
+        trained.add(train)
     together = [
         forecast.other_hours.get(stage.partition("-")[0], 0.0)
         for (stage, _), config in once.items()

@@ -17,12 +17,13 @@ from light_study import Write
 from rich.console import Console
 
 from pipeline.config.loading import load_config
+from pipeline.forecast.advice import predict
 from pipeline.run.layout import Layout
 from pipeline.run.progress import Reporter
 from studies.claims.falsifiers import Verdict
 from studies.claims.symptoms import ArmHealth, Symptom
 from studies.console import cli
-from studies.console.plan import _time, dead_line, print_plan
+from studies.console.plan import _time, dead_line, print_plan, total_line
 from studies.console.summary import claim_table, print_health
 from studies.definition.design import cells
 from studies.definition.schema import Study, load_study
@@ -84,9 +85,15 @@ def test_arms_with_other_data_share_no_reference(write_study: Write, layout: Lay
 
 def test_arms_that_are_judged_in_two_ways_are_trained_once(write_study: Write, layout: Layout) -> None:
     arms = "arms:\n  weak: {}\n  strong: {evaluate.kl_gradient: exact}\n"
-    rows = shown(write_study(re.sub(r"arms:\n(  .*\n)+", arms, fake_trial.STUDY)), layout, trials="pipeline.trial")
+    study = write_study(re.sub(r"arms:\n(  .*\n)+", arms, fake_trial.STUDY))
+    rows = shown(study, layout, trials="pipeline.trial")
     assert any(row.startswith("train 2 artifacts 4 trials") for row in rows), rows
     assert any(row.startswith("evaluate 4 artifacts 4 trials") for row in rows), rows
+    apart = write_study(re.sub(r"arms:\n(  .*\n)+", arms.replace("exact", "exact, kl.beta: 0.2"), fake_trial.STUDY))
+    once, twice = (float(total_line(one, cells(one, "t4", {})).split()[4]) for one in (study, apart))
+    trained = predict(load_config("t4"))
+    assert trained is not None
+    assert twice - once == pytest.approx(2 * trained.t4_hours, abs=0.02), "two trainings"
 
 
 def test_plan_shows_the_time_that_earlier_trials_took(write_study: Write, layout: Layout) -> None:
