@@ -65,10 +65,10 @@ class EvaluateConfig(Section):
         ),
     )
     kl_gradient: Annotated[
-        Literal["none", "exact", "k1_reward", "k1_score", "k1_loss", "k2_loss", "k3_loss"],
+        Literal["exact", "k1_reward", "k1_score", "k1_loss", "k2_loss", "k3_loss"] | None,
         setting("evaluate.best_of", 1),
     ] = Field(
-        "none",
+        None,
         description=(
             "estimator of the KL, and its place, whose gradient at the trained policy is compared with that of the"
             " exact KL. k1_score is on average also that of k2 of whole responses in the loss"

@@ -106,9 +106,9 @@ def evaluate(
         }
         table = pd.DataFrame(columns)
         summary = summarise(table, drawn.count) | capability
-        if cfg.evaluate.kl_gradient != "none":
-            # Without autocast: nothing here scales a loss so that small gradients do not become 0 in fp16.
-            name, answered, most = cfg.evaluate.kl_gradient, chosen.answers.episodes, cfg.runtime.micro_batch_size
+        if name := cfg.evaluate.kl_gradient:
+            # Without autocast: in fp16 small gradients would become 0, since no scaler acts here.
+            answered, most = chosen.answers.episodes, cfg.runtime.micro_batch_size
             summary["eval/kl_cosine"] = kl_cosine(name, policy, base, answered, log_ratios, kl, at.room, most)
         if "right" in table:
             summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))

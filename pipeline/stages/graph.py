@@ -106,10 +106,7 @@ STAGES = (
         "pipeline.stages.evaluate:evaluate",
         (
             *JUDGED,
-            "evaluate.best_of",
-            "evaluate.passes",
-            "evaluate.kl_gradient",
-            "evaluate.sample_rows",
+            *(f"evaluate.{name}" for name in ("best_of", "passes", "kl_gradient", "sample_rows")),
             "sft.max_tokens",
         ),
         kinds=_scorers,

@@ -28,15 +28,19 @@ def weights(name: str, d: Tensor, kl: Tensor, mask: Tensor) -> Tensor:
     1 - exp(-d). exact: the KL of the tokens that follow, beside the gradient of each token's own KL. k1_reward,
     k1_score and exact are less their mean at a position, as with a baseline.
     """
-    follows = kl.flip(1).cumsum(1).flip(1) - kl
     return {
-        "k1_reward": lambda: _centred(d.flip(1).cumsum(1).flip(1), mask),
+        "k1_reward": lambda: _centred(_to_go(d), mask),
         "k1_score": lambda: _centred(d.sum(1, keepdim=True).expand_as(d), mask),
         "k1_loss": lambda: torch.ones_like(d),
         "k2_loss": lambda: kl_slope(d, "k2"),
         "k3_loss": lambda: kl_slope(d, "k3"),
-        EXACT: lambda: _centred(follows, mask),
+        EXACT: lambda: _centred(_to_go(kl) - kl, mask),
     }[name]()
+
+
+def _to_go(grid: Tensor) -> Tensor:
+    """The sum of each entry (B, T) and those that follow it in its row."""
+    return grid.flip(1).cumsum(1).flip(1)
 
 
 def _centred(grid: Tensor, mask: Tensor) -> Tensor:

@@ -303,20 +303,19 @@ def total_line(study: Study, plan: Sequence[Cell]) -> str:
     from pipeline.forecast.advice import hours, own_others, predict
 
     n, once = trial_count(study), dict[tuple[str, object], TrialConfig]()
+    known, trained = list[float](), set[str]()
     for cell in plan:
+        if (forecast := predict(cell.config)) is None:
+            return f"{n} trials in all"
         alike = likeness(STAGES, cell.config)
         shared = alike.keys() - own_stages(alike)
         once |= {(stage, alike[stage]): cell.config for stage in shared if (stage, alike[stage]) not in once}
         if n > len(plan) and study.vary:  # the trials of a search have a seed of their own
             once |= {(stage, "search"): plan[0].config for stage in shared if cell is plan[0]}
-    known, trained = list[float](), set[str]()
-    for cell in plan:
-        if (forecast := predict(cell.config)) is None:
-            return f"{n} trials in all"
-        train = likeness(STAGES, cell.config)["train"]  # which arms that are only judged in other ways share
-        known.append(math.fsum(forecast.other_hours[stage] for stage in own_others(cell.config)))
-        known[-1] += forecast.t4_hours * (train not in trained)
-        trained.add(train)
+        # Arms that are only judged in different ways share a training.
+        training = 0.0 if alike["train"] in trained else forecast.t4_hours
+        trained.add(alike["train"])
+        known.append(training + math.fsum(forecast.other_hours[stage] for stage in own_others(cell.config)))
     together = [
         forecast.other_hours.get(stage.partition("-")[0], 0.0)
         for (stage, _), config in once.items()

@@ -79,8 +79,7 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     *((above("evaluate.passes", k - 1), (f"eval/pass_at_{k}",)) for k in (4, 16, 64)),
     (above("evaluate.passes", 1), ("eval/pass_at_1",)),
     (above("evaluate.best_of", 1), ("eval/kl_below_bound",)),
-    (When("evaluate.kl_gradient", lambda config: config.evaluate.kl_gradient != "none", "evaluate.kl_gradient"),
-     ("eval/kl_cosine",)),
+    (given("evaluate.kl_gradient"), ("eval/kl_cosine",)),
 )  # fmt: skip
 """Series that only some configurations record, and their conditions, all of which must hold."""
 

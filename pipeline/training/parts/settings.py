@@ -102,10 +102,11 @@ class RolloutConfig(PartSettings):
     """Episodes of a policy that is older than the one in training, or of lower precision, and their weights."""
 
     every: Positive = Field(
-        1, description="rollouts are sampled by a copy of the policy, which is renewed every so many updates"
+        1,
+        description="updates for which one copy of the policy samples the rollouts; 1: the policy in training samples",
     )
     dtype: Literal["training", "bfloat16", "float16"] = Field(
-        "training", description="precision of that copy; training: the precision of training"
+        "training", description="precision in which rollouts are sampled; training: as in training"
     )
     correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
         "none",
@@ -115,10 +116,10 @@ class RolloutConfig(PartSettings):
         ),
     )
     level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
-        "token", description="token: a ratio for each token; sequence: one for the response, their product"
+        "token", description="what has a ratio: each token, or a whole response (the product over its tokens)"
     )
     most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
-        2.0, description="ratios above this are cut to it (truncated) or count as 0 (masked)"
+        2.0, description="largest ratio; above it truncated takes this value, and masked takes 0"
     )
 
     @property

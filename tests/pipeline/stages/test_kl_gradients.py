@@ -107,7 +107,7 @@ def test_the_cosine_is_that_of_gradients_taken_token_by_token(name: str, size: i
 
 def test_a_trial_reports_it(smoke_layout: Layout) -> None:
     plain, exact, nothing = (
-        run_trial(smoke(evaluate__kl_gradient=name), smoke_layout, Recorder()) for name in ("none", "exact", "k1_loss")
+        run_trial(smoke(evaluate__kl_gradient=name), smoke_layout, Recorder()) for name in (None, "exact", "k1_loss")
     )
     assert exact.artifacts["train"].key == plain.artifacts["train"].key
     assert "eval/kl_cosine" not in plain.summary
