@@ -1,5 +1,4 @@
-"""Columns of an evaluation whose answers can be checked: right and wrong, workings, forks, and several samples; and a
-law of the training before it."""
+"""Columns of an evaluation whose answers can be checked: right and wrong, workings, forks, and several samples."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from math import comb
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,10 +18,6 @@ MARK = "mark/"
 """Prefix of the columns of the reference's draws."""
 PASSES = (1, 4, 16, 64)
 """Numbers of samples for which the probability of a right one is estimated."""
-FITTED, FORETOLD = 0.2, 0.1
-"""Shares of the updates, at the beginning and at the end."""
-FEWEST = 20
-"""Fewest updates for a fit."""
 
 
 def marks_of_draws(judge: Reward, drawn: Completions) -> dict[str, Any]:
@@ -58,20 +52,6 @@ def checked(judge: Reward, answers: Completions, entropy: Tensor) -> dict[str, A
     for length in sorted(set(asked)):
         columns |= {f"asked/k{length}": asked == length, f"right/k{length}": right.numpy() * (asked == length)}
     return {name: np.asarray(column) for name, column in columns.items()}
-
-
-def entropy_law(series: pd.DataFrame) -> dict[str, float]:
-    """Return how far accuracy = a exp(H) + b misses, H the entropy in nats per token (Cui 2025, arXiv 2505.22617):
-    fitted to the first fifth of the updates of a training with the metrics `series`, against the mean over its
-    last tenth. Empty with few updates, without a change of the entropy, or where answers cannot be checked."""
-    keys = ["objective/accuracy", "objective/entropy_per_token"]
-    updates = series.reindex(columns=keys).dropna()
-    right, feature = updates[keys[0]].to_numpy(), np.exp(updates[keys[1]].to_numpy())
-    early, late = round(FITTED * len(right)), -round(FORETOLD * len(right))
-    if len(right) < FEWEST or np.ptp(feature[:early]) == 0:
-        return {}
-    line = np.polynomial.Polynomial.fit(feature[:early], right[:early], 1)
-    return {"eval/entropy_law_miss": float(abs(line(feature[late:]).mean() - right[late:].mean()))}
 
 
 def passed(judge: Reward, draws: Iterable[Completions]) -> dict[str, Any]:

@@ -41,9 +41,10 @@ from pipeline.run.layout import write_json
 from pipeline.run.metrics import check_keys, measured_in
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
-from pipeline.stages.checked import checked, entropy_law, passed
+from pipeline.stages.checked import checked, passed
 from pipeline.stages.heldout import TIE, Draws, answers, heldout_prompts, preferences
 from pipeline.stages.kl_gradients import kl_cosine
+from pipeline.stages.laws import entropy_law, reward_laws
 from pipeline.training.new_actor import load_reference
 
 AFTER = 3
@@ -110,8 +111,8 @@ def evaluate(
             # Without autocast: in fp16 small gradients would become 0, since no scaler acts here.
             answered, most = chosen.answers.episodes, cfg.runtime.micro_batch_size
             summary["eval/kl_cosine"] = kl_cosine(name, policy, base, answered, log_ratios, kl, at.room, most)
-        if "right" in table:
-            summary |= entropy_law(pd.read_parquet(train.path / "metrics.parquet"))
+        series, gold_at_0 = pd.read_parquet(train.path / "metrics.parquet"), summary["eval/gold_reference"]
+        summary |= entropy_law(series) if "right" in table else reward_laws(series, gold_at_0)
         if reward.meta.get("heldout_pairs_differing"):  # of a reward that is one trained model
             summary["eval/reward_accuracy"] = float(reward.meta["accuracy_gold"])
         check_keys(summary)

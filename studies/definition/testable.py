@@ -76,6 +76,10 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
             "eval/entropy_elsewhere", "eval/entropy_law_miss", "eval/accuracy_reference", "eval/working_rate_reference",
         ),
     ),
+    (
+        When("answers that a judge scores", lambda config: config.data.source != "chains", "data.source"),
+        ("eval/gold_law_miss", "eval/proxy_law_miss"),
+    ),
     *((above("evaluate.passes", k - 1), (f"eval/pass_at_{k}",)) for k in (4, 16, 64)),
     (above("evaluate.passes", 1), ("eval/pass_at_1",)),
     (above("evaluate.best_of", 1), ("eval/kl_below_bound",)),

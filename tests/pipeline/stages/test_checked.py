@@ -14,7 +14,6 @@ from pipeline.data.chains import read
 from pipeline.run.layout import Layout
 from pipeline.run.metrics import METRICS
 from pipeline.run.progress import TrialOutcome
-from pipeline.stages.checked import entropy_law
 from pipeline.trial import run_trial
 
 SMALL: dict[str, Any] = {
@@ -65,15 +64,3 @@ def test_the_training_records_what_it_samples(outcome: TrialOutcome) -> None:
     ] * (1 - series["objective/accuracy"])
     assert lengths.tolist() == pytest.approx(series["objective/length"].tolist(), rel=1e-5)
     assert {"objective/entropy_forks", "objective/entropy_elsewhere", "objective/equal_groups"} <= {*series.columns}
-
-
-def test_the_entropy_law_foretells_what_follows_it() -> None:
-    entropy = np.linspace(1.5, 0.1, 40)
-    right = 0.9 - 0.2 * np.exp(entropy)
-    series = pd.DataFrame({"objective/accuracy": right, "objective/entropy_per_token": entropy})
-    twice = pd.concat([series, pd.DataFrame({"policy/lr": [1.0] * 40})])  # gradient steps have rows of their own
-    assert entropy_law(twice) == {"eval/entropy_law_miss": pytest.approx(0, abs=1e-12)}
-    broken = series.assign(**{"objective/accuracy": np.where(np.arange(40) < 36, right, right - 0.25)})
-    assert entropy_law(broken) == {"eval/entropy_law_miss": pytest.approx(0.25)}
-    assert entropy_law(series.head(19)) == entropy_law(series.assign(**dict.fromkeys(series, 1.0))) == {}
-    assert entropy_law(pd.DataFrame({"policy/lr": [1.0]})) == {}
