@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from reports.findings.matched_kl import at_equal_kl
 from reports.findings.pairs import contrast_of
 from reports.records.load import MISSING, STALE, StudyRecords
 from reports.statistics import contrast
@@ -97,7 +98,10 @@ def _alone(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
 
 
 def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> HypothesisStep:
-    effect = contrast_of(records, hypothesis.metric, weights)
+    if hypothesis.at_equal_kl:
+        effect = at_equal_kl(records, hypothesis.metric, max(weights, key=lambda arm: weights[arm]))
+    else:
+        effect = contrast_of(records, hypothesis.metric, weights)
     if effect is None or effect.seeds < SEEDS:
         return HypothesisStep(weights, effect, False, None)
     return HypothesisStep(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin))
@@ -113,7 +117,8 @@ def _untestable(records: StudyRecords, hypothesis: Hypothesis, steps: Sequence[H
         return f"{pending} of its {counted(len(statuses), 'trial')} {'has' if pending == 1 else 'have'} still to run"
     fewest = min((step.estimate.seeds if step.estimate else 0 for step in steps), default=0)
     if fewest < SEEDS:
-        return f"{counted(fewest, 'shared seed')} with {hypothesis.metric}; {SEEDS} are needed"
+        place = " at equal KL" * hypothesis.at_equal_kl
+        return f"{counted(fewest, 'shared seed')} with {hypothesis.metric}{place}; {SEEDS} are needed"
     return ""
 
 

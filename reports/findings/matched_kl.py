@@ -157,6 +157,13 @@ def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
     return tuple(result)
 
 
+def at_equal_kl(records: StudyRecords, metric: str, arm: str) -> Estimate | None:
+    """An arm minus the baseline's method at the KL where the arm ends; None where they cannot be compared."""
+    arms, _ = _arms(records)
+    found = ends(records, metric, [*arms, arm])
+    return _matched(records, found, metric, arm, arms).difference if found.seeds(arm) else None
+
+
 def ends(records: StudyRecords, metric: str, arms: Sequence[str]) -> Ends:
     """Return the ends of the evaluated trials of these arms that have a KL and the metric."""
     keys = (ENDED_KL if only_ends(records) else KL, metric)

@@ -22,6 +22,7 @@ from pipeline.run.layout import safe
 from studies.definition.arms import BASELINE
 from studies.definition.falsifier import EXACT_KL, Falsifier
 from studies.definition.fields import EVALUATION, FIXED, check_comparable, kept_apart
+from studies.definition.hypotheses import Hypothesis, expression
 from studies.definition.schema import IMPORTED, KINDS, Study
 from studies.definition.space import Constraint
 from studies.definition.trainer import TRAINER
@@ -331,6 +332,20 @@ def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
         names.append(hypothesis.name)
         for arm in hypothesis.arms:
             yield from _unknown(arm, arms, "hypotheses", index, "order" if hypothesis.order else "contrast")
+        if hypothesis.at_equal_kl:
+            yield from _at_equal_kl(study, hypothesis, index)
+
+
+def _at_equal_kl(study: Study, hypothesis: Hypothesis, index: int) -> Iterator[ConfigFault]:
+    """Check that an arm of another method is held against the baseline's."""
+    base, contrast = study.baseline, hypothesis.contrast or {}
+    own = next((arms for arms in (study.methods or {}).values() if base in arms), (base,))
+    if contrast.get(base) != -1:
+        text = f"at equal KL with what is '{expression(contrast)}'? Write ARM - {base}, the baseline"
+        yield _fault(text, "hypotheses", index, "contrast")
+    elif same := [arm for arm in contrast if arm != base and arm in own]:
+        text = f"'{same[0]}' is an arm of the baseline's method, against which it would be held; name another"
+        yield _fault(text, "hypotheses", index, "contrast")
 
 
 def _falsifier(study: Study, index: int, falsifier: Falsifier, arms: Sequence[str]) -> Iterator[ConfigFault]:

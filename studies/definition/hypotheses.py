@@ -30,6 +30,13 @@ class Hypothesis(Section):
     order: tuple[str, ...] | None = Field(
         None, description="arms in a row: each is expected to be higher (or lower) than the one before"
     )
+    at_equal_kl: bool = Field(
+        False,
+        description=(
+            "ARM - BASELINE at the KL where ARM ends, on each seed: against the curve through the ends of the arms of"
+            " the baseline's method (`methods`)"
+        ),
+    )
     expect: Expected = Field(description="the contrast, or each step of the order, is higher, lower or equal")
     margin: Annotated[Finite, Field(ge=0)] = Field(
         0.0, description="by more than this much it is higher or lower; within this much it is equal"
@@ -49,6 +56,8 @@ class Hypothesis(Section):
             if not any(self.contrast.values()) or abs(total) > ROUNDING:
                 wrong = f"contrast: the weights of {', '.join(self.contrast)} sum to {total:g}, and must sum to 0"
                 raise ValueError(wrong + hint * (len(self.contrast) == 1))
+        if self.at_equal_kl and (sorted((self.contrast or {}).values()) != [-1, 1] or "/kl" in self.metric):
+            raise ValueError("at_equal_kl: needs a contrast ARM - BASELINE, and a metric that is no KL")
         if self.order is not None and (len(self.order) < 2 or len(set(self.order)) < len(self.order)):
             raise ValueError("order: name at least two arms, each once")
         if self.expect == "equal" and (self.order is not None or self.margin == 0):
@@ -74,14 +83,15 @@ class Hypothesis(Section):
         >>> Hypothesis(**one, contrast="a - b").condition
         'eval/gold: a - b < -0.5'
         """
+        metric = f"{self.metric} at equal KL" if self.at_equal_kl else self.metric
         if self.order is not None:
             by = f", each by more than {self.margin:g}" if self.margin else ""
-            return f"{self.metric}: {(' < ' if self.expect == 'higher' else ' > ').join(self.order)}{by}"
+            return f"{metric}: {(' < ' if self.expect == 'higher' else ' > ').join(self.order)}{by}"
         difference = expression(self.contrast or {})
         if self.expect == "equal":
-            return f"{self.metric}: |{difference}| < {self.margin:g}"
+            return f"{metric}: |{difference}| < {self.margin:g}"
         bound = f"> {self.margin:g}" if self.expect == "higher" else f"< {-self.margin or 0.0:g}"
-        return f"{self.metric}: {difference} {bound}"
+        return f"{metric}: {difference} {bound}"
 
 
 def weights_of(text: str) -> Weights:

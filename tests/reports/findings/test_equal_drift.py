@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from synthetic import WHOLE, build
 
+from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, metrics
 from reports.findings.pairs import shared
 from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.matched_kl import interpolate
+from studies.definition.hypotheses import Hypothesis
 
 FIXED = ("beta_0.07", "beta_0.05", "beta_0.035")
 SHAPE: dict[str, Any] = {**WHOLE, "steps": 64}
@@ -87,6 +89,21 @@ def test_an_arm_is_held_against_the_curve_at_its_own_kl(strengths: StudyRecords)
         rows = [row for row in matched(strengths) if row.metric == metric and not row.reason]
         assert [row.arm for row in rows] == ["tight", "tighter"]
         assert [row.p_holm for row in rows] == two_level.holm([row.p for row in rows])
+
+
+def test_a_hypothesis_can_ask_for_an_arm_at_equal_kl(strengths: StudyRecords) -> None:
+    def asked(arm: str, **more: Any) -> Judgement:
+        content = {"name": "n", "claim": "c", "metric": "eval/gold", "contrast": f"{arm} - beta_0.05", **more}
+        one = Hypothesis.model_validate({"at_equal_kl": True, "expect": "higher", **content})
+        return judge(with_study(strengths, hypotheses=(one,)))[0]
+
+    found, row = asked("tight"), row_of(strengths, "tight")
+    assert found.steps[0].estimate == row.difference
+    assert found.p == pytest.approx(row.p)
+    assert found.hypothesis.condition == "eval/gold at equal KL: tight - beta_0.05 > 0"
+    assert asked("tight", at_equal_kl=False).steps[0].estimate != row.difference
+    beyond = asked("loose")
+    assert (beyond.outcome, beyond.reason) == ("NOT TESTED", "0 shared seeds with eval/gold at equal KL; 2 are needed")
 
 
 def loosened(records: StudyRecords, *seeds: int) -> StudyRecords:

@@ -89,6 +89,12 @@ EDITS = [
     (PART, "wins, claim: c, metric: eval/win_rate, %s", "drift, claim: c, metric: eval/gold, contrast: strong - weak", (
         "hypotheses.0.name: 'drift' is the name of two claims"
     )),
+    (PART, "%s", "order: [weak, strong], at_equal_kl: true", "hypotheses.0: at_equal_kl: needs a contrast ARM - BASE"),
+    (PART, "%s", "contrast: weak - strong, at_equal_kl: true", "hypotheses.0.contrast: ... Write ARM - weak, the base"),
+    (PART, "hypotheses:\n  - {name: wins, claim: c, metric: eval/win_rate, %s", (
+        "methods: {m: [weak, strong]}\nhypotheses:\n"
+        "  - {name: wins, claim: c, metric: eval/gold, contrast: strong - weak, at_equal_kl: true"
+    ), "hypotheses.0.contrast: 'strong' is an arm of the baseline's method"),
     # searches
     (SEARCH, BETA, "kl.beta: {low: 1, high: 1}", "search.space.kl.beta: the range [1, 1] is empty"),
     (SEARCH, BETA, "kl.beta: {low: 0, high: 1, log: true}", "low = 0: a logarithmic range begins above 0"),
