@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pipeline.models.heads import head_logprobs
+from pipeline.algorithms.mathematics.kl import entropy, expectation
+from pipeline.models.heads import chunks, gather, head_logprobs, log_probs
 from pipeline.models.policy import ActorCritic, Episodes, positions, response_hidden
 from pipeline.models.trunk import trunk
 
@@ -73,6 +74,9 @@ NOISE = 5.0
 """Standard errors by which a sampled mean may miss its expectation before it is no longer noise."""
 PAD_COLUMNS = 3
 EPISODES = 2
+"""As many go through the network at once."""
+SAMPLED = 64
+"""Most episodes whose sampling is checked."""
 OFF_POLICY = "selfcheck/off_policy"
 """Sum over a mini-batch: tokens whose |log ratio| is beyond the tolerance of the precision. Checked once,
 never logged."""
@@ -90,20 +94,42 @@ def check_start(rollout: Rollout, actor: ActorCritic, temperature: float, tolera
 
     `tolerance` in nats per token, for the precision at hand. Raises `SelfCheckFailed`.
     """
-    mask, drift = rollout.episodes.response_mask, rollout.metrics["objective/kl_exact_per_token"]
+    drift = rollout.metrics["objective/kl_exact_per_token"]
     if drift > tolerance:
         raise SelfCheckFailed(
             f"before the first step the policy is {drift:.3g} nats per token away from its reference; it must be 0"
         )
-    surprise = (-rollout.measured.logprobs - rollout.measured.entropy)[mask].double()
-    noise = float(surprise.std(correction=0)) / math.sqrt(max(len(surprise) - 1, 1))
-    if abs(float(surprise.mean())) > NOISE * noise + tolerance:
-        raise SelfCheckFailed(
-            f"sampled tokens have {float(surprise.mean()):+.3g} nats per token against the policy's own entropy, noise"
-            f" is {noise:.2g} (n = {len(surprise)}): they were sampled from another distribution than the training"
-            " forward computes"
-        )
+    check_sampling(rollout.episodes.take(slice(0, SAMPLED)), actor, temperature, tolerance)
     check_padding(rollout.episodes.take(slice(0, EPISODES)), actor, temperature, tolerance)
+
+
+@torch.no_grad()
+def check_sampling(episodes: Episodes, actor: ActorCritic, temperature: float, tolerance: float) -> None:
+    """Check that sampled tokens are as surprising as the policy's entropy says, but for noise. Raises
+    `SelfCheckFailed`.
+
+    The noise is the policy's own, of all tokens that could have been sampled: where it is sure of most tokens, those
+    that were sampled hardly vary, and a single rare one may be missing, or be one too many.
+    """
+    off, variance, largest, n = 0.0, 0.0, 0.0, int(episodes.lengths.sum())
+    for start in range(0, len(episodes.lengths), EPISODES):
+        some = episodes.take(slice(start, start + EPISODES))
+        hidden, labels = response_hidden(actor.lm, some), some.labels
+        for rows in chunks(labels, int(actor.lm.config.vocab_size)):
+            log_pi = log_probs(actor.lm, hidden[rows], temperature)
+            pi = log_pi.exp()
+            expected = entropy(log_pi, pi)
+            surprise = -gather(log_pi, labels[rows]) - expected
+            off += float(surprise.double().sum())
+            variance += float((expectation(pi, log_pi.square()) - expected.square()).double().sum())
+            largest = max(largest, float(surprise.max()))
+    noise = math.sqrt(max(variance, 0.0))
+    if abs(off) > NOISE * noise + largest + tolerance * n:
+        raise SelfCheckFailed(
+            f"sampled tokens have {off / n:+.3g} nats per token against the policy's own entropy, noise is"
+            f" {noise / n:.2g} (n = {n}): they were sampled from another distribution than the training forward"
+            " computes"
+        )
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from pipeline.training.health import (
     check_collapse,
     check_first_step,
     check_padding,
+    check_sampling,
     check_start,
     repetition,
 )
@@ -78,6 +79,26 @@ def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
     seen = replace(rollout, metrics={**rollout.metrics, "objective/kl_exact_per_token": 0.01})
     with pytest.raises(SelfCheckFailed, match=r"0.01 nats per token away"):
         check_start(seen, one.actor, 1.0, 1e-3)
+
+
+def test_a_rare_token_that_is_missing_is_noise_until_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that takes one token in 99 of 100 cases, and was sampled without the others: after 90 tokens that has a
+    probability of 0.4, after 4,500 of 1e-20. Another token would surprise it by 6 nats: one is no fault."""
+    network = actor({})
+    log_pi = torch.full((int(network.lm.config.vocab_size),), math.log(0.01 / (network.lm.config.vocab_size - 1)))
+    log_pi[5] = math.log(0.99)
+    monkeypatch.setattr(health, "log_probs", lambda lm, hidden, temperature: log_pi.repeat(len(hidden), 1))
+
+    def sampled(rows: int, rare: int) -> Episodes:
+        tokens = torch.full((rows, 1 + 9), 5)
+        tokens[:rare, -1] = 6
+        return Episodes(tokens, tokens[:, :1] > 0, tokens[:, 1:] > 0, torch.ones(rows).bool())
+
+    for rows, rare in ((10, 0), (1, 1), (10, 3), (500, 45)):
+        check_sampling(sampled(rows, rare), network, 1.0, 1e-3)
+    for rows, rare in ((500, 0), (10, 9), (500, 100)):
+        with pytest.raises(SelfCheckFailed, match="another distribution"):
+            check_sampling(sampled(rows, rare), network, 1.0, 1e-3)
 
 
 @pytest.mark.parametrize("fault", ["positions", "mask"])
