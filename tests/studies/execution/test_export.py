@@ -98,6 +98,19 @@ def test_the_card_has_the_figures_with_their_intervals_and_the_recipe(smoke_layo
     assert str(smoke_layout.root) not in card
 
 
+def test_the_card_of_a_policy_on_chains_loads_a_tokenizer_that_keeps_its_words_apart(
+    smoke_layout: Layout, tmp_path: Path
+) -> None:
+    task = {"data__source": "chains", "data__chains__group": "s3", "data__chains__lengths": (2, 3)}
+    recorded(smoke_layout, study="chains", reward__kind="verifier", train__response_length=11, **task)
+    target = export("chains/base/0", tmp_path / "policy", smoke_layout)
+    card = (target / "README.md").read_text()
+    assert "products in the group s3" in card
+    code = card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(target))
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("132 213 231 ?")
+
+
 def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, tmp_path: Path) -> None:
     recorded(smoke_layout)
     target = export("demo/base/0", tmp_path / "policy", smoke_layout)
