@@ -30,6 +30,8 @@ Direction = Literal["maximize", "minimize"]
 ON_ROLLOUT = ("objective/", "reward/", "replay/", "value/explained_variance")
 """Heads of the series that have one record an update, measured on its rollout."""
 UPDATE_STEPS = "policy/update_steps"
+FEWEST_OF_LAW = 20
+"""Fewest updates of a training to which a law is fitted (`pipeline.stages.laws`)."""
 SCORES = ("std of reference samples", "judge points")
 """Units of scores that this program calibrates or judges."""
 _FOREIGN = ContextVar("_FOREIGN", default=False)

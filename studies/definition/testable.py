@@ -12,7 +12,7 @@ from pipeline.config.networks import CRITIC, SEPARATE
 from pipeline.config.train import REPLAY, teaches
 from pipeline.config.trial import TrialConfig
 from pipeline.rewards.settings import ROUNDS
-from pipeline.run.metrics import each_step
+from pipeline.run.metrics import FEWEST_OF_LAW, each_step
 from pipeline.training.parts.settings import APART, BONUS
 from studies.definition.design import Cell
 from studies.definition.falsifier import Falsifier
@@ -79,6 +79,16 @@ ONLY_WITH: tuple[tuple[When, tuple[str, ...]], ...] = (
     (
         When("answers that a judge scores", lambda config: config.data.source != "chains", "data.source"),
         ("eval/gold_law_miss", "eval/proxy_law_miss"),
+    ),
+    (
+        When(
+            f"{FEWEST_OF_LAW} updates on rollouts",
+            lambda config: (
+                config.algorithm.learns and config.train.data == "rollouts" and config.train.updates >= FEWEST_OF_LAW
+            ),
+            "train.steps",
+        ),
+        ("eval/entropy_law_miss", "eval/gold_law_miss", "eval/proxy_law_miss"),
     ),
     *((above("evaluate.passes", k - 1), (f"eval/pass_at_{k}",)) for k in (4, 16, 64)),
     (above("evaluate.passes", 1), ("eval/pass_at_1",)),
