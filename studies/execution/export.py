@@ -127,7 +127,7 @@ def model_card(record: TrialRecord, prompts: Path) -> str:
         made=f"A policy trained by {title}" if learns else "The reference policy, without further training,",
         origin=f"`{base}`" if public else "a base of its own" if base else "a small network made from scratch",
         source=source[config.data.source],
-        chain=" ".join((*GROUPS[config.data.chains.group].elements[1:4], ASK)),
+        chain=" ".join((*GROUPS[config.data.chains.group].elements[-config.data.chains.lengths[0] :], ASK)),
         answer="one completion each" + f" (the best of {n} samples by the training reward)" * (n > 1),
         judge=KINDS[judge].words if judge in KINDS else f"`{judge}`",
         figures=list(_figures(record, prompts)),

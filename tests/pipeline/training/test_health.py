@@ -83,7 +83,7 @@ def test_a_policy_that_is_not_its_reference_is_found(tmp_path: Path) -> None:
 
 def test_a_rare_token_that_is_missing_is_noise_until_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that takes one token in 99 of 100 cases, and was sampled without the others: after 90 tokens that has a
-    probability of 0.4, after 4,500 of 1e-20. Another token would surprise it by 6 nats: one is no fault."""
+    probability of 0.4, after 4,500 of 1e-20. Two rare tokens of 9 are no fault."""
     network = actor({})
     log_pi = torch.full((int(network.lm.config.vocab_size),), math.log(0.01 / (network.lm.config.vocab_size - 1)))
     log_pi[5] = math.log(0.99)
@@ -94,7 +94,7 @@ def test_a_rare_token_that_is_missing_is_noise_until_many_are(monkeypatch: pytes
         tokens[:rare, -1] = 6
         return Episodes(tokens, tokens[:, :1] > 0, tokens[:, 1:] > 0, torch.ones(rows).bool())
 
-    for rows, rare in ((10, 0), (1, 1), (10, 3), (500, 45)):
+    for rows, rare in ((10, 0), (1, 1), (2, 2), (10, 3), (500, 45)):
         check_sampling(sampled(rows, rare), network, 1.0, 1e-3)
     for rows, rare in ((500, 0), (10, 9), (500, 100)):
         with pytest.raises(SelfCheckFailed, match="another distribution"):

@@ -108,7 +108,7 @@ def test_the_card_of_a_policy_on_chains_loads_a_tokenizer_that_keeps_its_words_a
     assert "products in the group s3" in card
     code = card.split("```python\n")[1].split("```")[0].replace("path/to/this/folder", str(target))
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("132 213 231 ?")
+    assert done.stdout.startswith("312 321 ?")
 
 
 def test_an_exported_policy_is_a_base_that_is_trained_on(smoke_layout: Layout, tmp_path: Path) -> None:
