@@ -19,7 +19,18 @@ from reports.text.words import name
 WIDTH = 46
 """Letters in a line of a label."""
 LOOKS = {"reviews": ArmStyle(INK, "-", "o"), "chains": ArmStyle(BLUE, "-", "s")}
-_COLUMNS = ["finding", "testbed", "metric", "expect", "margin", "estimate", "estimate_low", "estimate_high", "verdict"]
+_COLUMNS = [
+    "finding",
+    "testbed",
+    "metric",
+    "at_equal_kl",
+    "expect",
+    "margin",
+    "estimate",
+    "estimate_low",
+    "estimate_high",
+    "verdict",
+]
 
 
 def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
@@ -28,11 +39,12 @@ def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
     data = pd.DataFrame(tested, columns=_COLUMNS).dropna(subset="estimate")
     if data.empty:
         return None
-    panels = {str(key): own.to_dict("records") for key, own in data.groupby("metric", sort=False)}
+    keys = [(str(row["metric"]), row["at_equal_kl"] in (True,)) for row in data.to_dict("records")]
+    panels = {key: own.to_dict("records") for key, own in data.groupby(pd.Series(keys, data.index), sort=False)}
     sizes = [len(own) + 0.9 for own in panels.values()]
     figure = new_figure(DOUBLE, 0.4 + 0.34 * sum(sizes))
     grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": sizes})
-    for axes, (key, rows) in zip(grid.flat, panels.items(), strict=True):
+    for axes, ((key, matched), rows) in zip(grid.flat, panels.items(), strict=True):
         ends = [row[end] for row in rows for end in ("estimate_low", "estimate_high", "estimate")]
         reach = 1.15 * max(abs(end) for end in [*ends, *(row["margin"] for row in rows)] if end == end)
         for at, row in enumerate(rows):
@@ -44,7 +56,7 @@ def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
         axes.axvline(0, color=INK, lw=0.8, zorder=1)
         axes.set_xlim(-reach, reach)
         rows_axis(axes, [fill(row["finding"], WIDTH) for row in rows])
-        axes.set_title(f"Δ {name(key)} [{METRICS[key].unit}]")
+        axes.set_title(f"Δ {name(key)}{' at equal KL' * matched} [{METRICS[key].unit}]")
     legend(figure, [entry(bed, look.color, "", look.marker) for bed, look in LOOKS.items()])
     alt = "; ".join(f"{row['finding']} ({row['testbed']}): {row['verdict']}" for row in data.to_dict("records"))
     return Plot(figure, data, "Effects beside what papers predict", say("figures", "papers"), alt, wide=True)

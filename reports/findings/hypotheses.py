@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from reports.findings.matched_kl import at_equal_kl
+from reports.findings.matched_kl import at_equal_kl, base_method, kl_key
 from reports.findings.pairs import contrast_of
 from reports.records.load import MISSING, STALE, StudyRecords
 from reports.statistics import contrast
@@ -31,6 +31,8 @@ class HypothesisStep:
     """True where the estimate is as expected."""
     p: float | None
     """p-value of the opposite (`contrast.against`)."""
+    left: str = ""
+    """Seeds without a comparison at equal KL, by reason."""
 
 
 @dataclass(frozen=True)
@@ -98,32 +100,46 @@ def _alone(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
 
 
 def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> HypothesisStep:
+    left = ""
     if hypothesis.at_equal_kl:
-        effect = at_equal_kl(records, hypothesis.metric, max(weights, key=lambda arm: weights[arm]))
+        row = at_equal_kl(records, hypothesis.metric, max(weights, key=lambda arm: weights[arm]))
+        effect, left = row.difference, ", ".join(f"{n} {why}" for why, n in row.left_by_reason.items())
     else:
         effect = contrast_of(records, hypothesis.metric, weights)
     if effect is None or effect.seeds < SEEDS:
-        return HypothesisStep(weights, effect, False, None)
-    return HypothesisStep(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin))
+        return HypothesisStep(weights, effect, False, None, left)
+    return HypothesisStep(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin), left)
+
+
+def _arms(records: StudyRecords, hypothesis: Hypothesis) -> tuple[str, ...]:
+    """The arms whose trials an estimate needs."""
+    curve = base_method(records)[1] if hypothesis.at_equal_kl else ()
+    return tuple(dict.fromkeys((*hypothesis.arms, *curve)))
 
 
 def _untestable(records: StudyRecords, hypothesis: Hypothesis, steps: Sequence[HypothesisStep]) -> str:
     absent = [arm for arm in hypothesis.arms if arm not in records.arms]
     if absent:
         return f"{listed(absent)} has not been chosen by the search"
-    statuses = [status for arm in hypothesis.arms for status, n in records.counts(arm).items() for _ in range(n)]
+    arms = _arms(records, hypothesis)
+    statuses = [status for arm in arms for status, n in records.counts(arm).items() for _ in range(n)]
     pending = sum(status in PENDING for status in statuses)
     if pending:
         return f"{pending} of its {counted(len(statuses), 'trial')} {'has' if pending == 1 else 'have'} still to run"
     fewest = min((step.estimate.seeds if step.estimate else 0 for step in steps), default=0)
     if fewest < SEEDS:
-        place = " at equal KL" * hypothesis.at_equal_kl
-        return f"{counted(fewest, 'shared seed')} with {hypothesis.metric}{place}; {SEEDS} are needed"
+        if left := next((step.left for step in steps if step.left), ""):
+            return f"too few seeds can be compared at equal KL: {left}"
+        return f"{counted(fewest, 'shared seed')} with {hypothesis.metric}; {SEEDS} are needed"
     return ""
 
 
 def _diverged(records: StudyRecords, hypothesis: Hypothesis) -> str:
-    """Diverged trials that could not be evaluated."""
-    lost = records.trials[(records.trials["status"] == "diverged") & ~records.trials["evaluated"].astype(bool)]
-    fell = [f"{arm} seed {seed}" for arm in hypothesis.arms for seed in lost.loc[lost["arm"] == arm, "seed"]]
+    """Diverged trials that could not be evaluated, or have no KL where it is needed."""
+    trials = records.trials
+    evaluated = trials["evaluated"].astype(bool)
+    if hypothesis.at_equal_kl:
+        evaluated &= trials[kl_key(records)].notna()
+    lost = trials[(trials["status"] == "diverged") & ~evaluated]
+    fell = [f"{arm} seed {seed}" for arm in _arms(records, hypothesis) for seed in lost.loc[lost["arm"] == arm, "seed"]]
     return f"{listed(fell)} diverged" if fell else ""

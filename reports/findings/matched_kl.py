@@ -131,6 +131,11 @@ def only_ends(records: StudyRecords) -> bool:
     return KL not in records.trials.columns
 
 
+def kl_key(records: StudyRecords) -> str:
+    """The metric at which arms are compared."""
+    return ENDED_KL if only_ends(records) else KL
+
+
 def metrics(records: StudyRecords) -> list[str]:
     """Metrics to compare: the objective unless it is a KL, and the gold reward, or its like of imported trials."""
     others = (ENDED_GOLD, ENDED_PROXY) if only_ends(records) else (GOLD,)
@@ -157,16 +162,15 @@ def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
     return tuple(result)
 
 
-def at_equal_kl(records: StudyRecords, metric: str, arm: str) -> Estimate | None:
-    """An arm minus the baseline's method at the KL where the arm ends; None where they cannot be compared."""
-    arms, _ = _arms(records)
-    found = ends(records, metric, [*arms, arm])
-    return _matched(records, found, metric, arm, arms).difference if found.seeds(arm) else None
+def at_equal_kl(records: StudyRecords, metric: str, arm: str) -> MatchedKL:
+    """An arm against the baseline's method on this metric alone, without verdict."""
+    arms, collapsed = _arms(records)
+    return replace(_matched(records, ends(records, metric, [*arms, arm]), metric, arm, arms), collapsed=collapsed)
 
 
 def ends(records: StudyRecords, metric: str, arms: Sequence[str]) -> Ends:
     """Return the ends of the evaluated trials of these arms that have a KL and the metric."""
-    keys = (ENDED_KL if only_ends(records) else KL, metric)
+    keys = (kl_key(records), metric)
     found = [per_prompt(records, key) for key in keys]
     if None in found:
         known = {arm: [records.recorded(arm, key) for key in keys] for arm in arms}
@@ -247,8 +251,7 @@ def _matched(records: StudyRecords, found: Ends, metric: str, arm: str, arms: tu
 
 def _arms(records: StudyRecords) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The evaluated arms of the baseline's method in ascending order of their mean KL, and those that collapsed."""
-    key = ENDED_KL if only_ends(records) else KL
-    known = {arm: list(records.recorded(arm, key).values()) for arm in base_method(records)[1]}
+    known = {arm: list(records.recorded(arm, kl_key(records)).values()) for arm in base_method(records)[1]}
     arms = sorted((arm for arm in known if known[arm]), key=lambda arm: np.mean(known[arm]))
     collapsed = tuple(arm for arm in arms[1:] if _collapsed(records, arm))
     return tuple(arm for arm in arms if arm not in collapsed), collapsed

@@ -85,7 +85,7 @@ def _found(records: StudyRecords, findings: Findings, claims: Table) -> Iterator
 
 def _numbers(one: Judgement) -> dict[str, Any]:
     hypothesis = one.hypothesis
-    expected = {"metric": hypothesis.metric, "expect": hypothesis.expect, "margin": hypothesis.margin}
+    expected = {key: getattr(hypothesis, key) for key in ("metric", "at_equal_kl", "expect", "margin")}
     return {**expected, **columns("estimate", one.deciding.estimate)}
 
 

@@ -76,7 +76,8 @@ def _data(findings: Findings) -> Iterator[dict[str, Any]]:
     for one in findings.hypotheses:
         head = {"kind": "hypothesis", **{key: getattr(one.hypothesis, key) for key in ("name", "claim", "condition")}}
         for step in one.steps:
-            tests = {"outcome": one.outcome, "contrast": expression(step.weights), "p": step.p, "p_holm": one.p_holm}
+            contrast = expression(step.weights) + " at equal KL" * one.hypothesis.at_equal_kl
+            tests = {"outcome": one.outcome, "contrast": contrast, "p": step.p, "p_holm": one.p_holm}
             yield {**head, **tests, **columns("estimate", step.estimate), **sample(step.estimate)}
     for claim in findings.claims:
         head = {"kind": "falsifier", **{key: getattr(claim.falsifier, key) for key in ("name", "claim", "condition")}}

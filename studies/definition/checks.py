@@ -337,15 +337,15 @@ def _hypotheses(study: Study, arms: Sequence[str]) -> Iterator[ConfigFault]:
 
 
 def _at_equal_kl(study: Study, hypothesis: Hypothesis, index: int) -> Iterator[ConfigFault]:
-    """Check that an arm of another method is held against the baseline's."""
-    base, contrast = study.baseline, hypothesis.contrast or {}
-    own = next((arms for arms in (study.methods or {}).values() if base in arms), (base,))
-    if contrast.get(base) != -1:
-        text = f"at equal KL with what is '{expression(contrast)}'? Write ARM - {base}, the baseline"
-        yield _fault(text, "hypotheses", index, "contrast")
+    """Check that an arm of another method is held against the curve of the baseline's."""
+    base, contrast, where = study.baseline, hypothesis.contrast or {}, ("hypotheses", index, "contrast")
+    own = next((arms for arms in (study.methods or {}).values() if base in arms), ())
+    if len(own) < 2:
+        yield _fault(f"at equal KL needs `methods`, with at least two arms in that of the baseline '{base}'", *where)
+    elif contrast.get(base) != -1:
+        yield _fault(f"at equal KL with what is '{expression(contrast)}'? Write ARM - {base}, the baseline", *where)
     elif same := [arm for arm in contrast if arm != base and arm in own]:
-        text = f"'{same[0]}' is an arm of the baseline's method, against which it would be held; name another"
-        yield _fault(text, "hypotheses", index, "contrast")
+        yield _fault(f"'{same[0]}' is an arm of the baseline's method, and is on its curve; name another", *where)
 
 
 def _falsifier(study: Study, index: int, falsifier: Falsifier, arms: Sequence[str]) -> Iterator[ConfigFault]:

@@ -92,18 +92,28 @@ def test_an_arm_is_held_against_the_curve_at_its_own_kl(strengths: StudyRecords)
 
 
 def test_a_hypothesis_can_ask_for_an_arm_at_equal_kl(strengths: StudyRecords) -> None:
-    def asked(arm: str, **more: Any) -> Judgement:
+    def asked(records: StudyRecords, arm: str = "tight", **more: Any) -> Judgement:
         content = {"name": "n", "claim": "c", "metric": "eval/gold", "contrast": f"{arm} - beta_0.05", **more}
         one = Hypothesis.model_validate({"at_equal_kl": True, "expect": "higher", **content})
-        return judge(with_study(strengths, hypotheses=(one,)))[0]
+        return judge(with_study(records, hypotheses=(one,)))[0]
 
-    found, row = asked("tight"), row_of(strengths, "tight")
+    found, row = asked(strengths), row_of(strengths, "tight")
     assert found.steps[0].estimate == row.difference
     assert found.p == pytest.approx(row.p)
     assert found.hypothesis.condition == "eval/gold at equal KL: tight - beta_0.05 > 0"
-    assert asked("tight", at_equal_kl=False).steps[0].estimate != row.difference
-    beyond = asked("loose")
-    assert (beyond.outcome, beyond.reason) == ("NOT TESTED", "0 shared seeds with eval/gold at equal KL; 2 are needed")
+    assert asked(strengths, at_equal_kl=False).steps[0].estimate != row.difference
+    beyond = asked(strengths, "loose")
+    assert (beyond.outcome, beyond.reason) == ("NOT TESTED", "too few seeds can be compared at equal KL: 3 beyond")
+    # The other arms of the curve count as well: one that has yet to run, and one that diverged.
+    for status, outcome, words in (
+        ("missing", "NOT TESTED", "1 of its 12 trials has still to run"),
+        ("diverged", "UNDECIDED", "beta_0.035 seed 1 diverged; the seeds that are left flatter such an arm"),
+    ):
+        trials = strengths.trials.copy()
+        one = (trials["arm"] == "beta_0.035") & (trials["seed"] == 1)
+        trials.loc[one, "status"], trials.loc[one, "eval/kl_per_sequence"] = status, np.nan
+        judged = asked(dataclasses.replace(strengths, trials=trials))
+        assert (judged.outcome, judged.reason) == (outcome, words)
 
 
 def loosened(records: StudyRecords, *seeds: int) -> StudyRecords:

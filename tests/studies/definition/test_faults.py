@@ -15,8 +15,16 @@ FACTORS = HEAD.replace("baseline: weak\n", "")
 CLAIM = STUDY.partition("falsifiers:")[0] + "falsifiers:\n  - {name: n, claim: c, op: '>', threshold: 0.5, %s}\n"
 SERIES = "metric: objective/kl, before_step: 32"
 PART = STUDY + "hypotheses:\n  - {name: wins, claim: c, metric: eval/win_rate, %s, expect: higher}\n"
+EQUAL = "at_equal_kl: true"
 IMPORTED = "question: q\nbaseline: a\nseeds: [0, 1]\nimported: {a: {}, b: {}}\n"
 BETA = "kl.beta: {low: 0.005, high: 1.0, log: true}"
+
+
+def method(contrast: str) -> tuple[str, str]:
+    """A replacement that asks at equal KL, and makes one method of both arms."""
+    head, rest = "hypotheses:\n", "  - {name: wins, claim: c, metric: eval/win_rate, "
+    return f"{head}{rest}%s", f"methods: {{m: [weak, strong]}}\n{head}{rest}{contrast}, {EQUAL}"
+
 
 FILES = {
     "": "the file is empty",
@@ -89,12 +97,10 @@ EDITS = [
     (PART, "wins, claim: c, metric: eval/win_rate, %s", "drift, claim: c, metric: eval/gold, contrast: strong - weak", (
         "hypotheses.0.name: 'drift' is the name of two claims"
     )),
-    (PART, "%s", "order: [weak, strong], at_equal_kl: true", "hypotheses.0: at_equal_kl: needs a contrast ARM - BASE"),
-    (PART, "%s", "contrast: weak - strong, at_equal_kl: true", "hypotheses.0.contrast: ... Write ARM - weak, the base"),
-    (PART, "hypotheses:\n  - {name: wins, claim: c, metric: eval/win_rate, %s", (
-        "methods: {m: [weak, strong]}\nhypotheses:\n"
-        "  - {name: wins, claim: c, metric: eval/gold, contrast: strong - weak, at_equal_kl: true"
-    ), "hypotheses.0.contrast: 'strong' is an arm of the baseline's method"),
+    (PART, "%s", f"order: [weak, strong], {EQUAL}", "hypotheses.0: at_equal_kl: needs a contrast ARM - BASE"),
+    (PART, "%s", f"contrast: strong - weak, {EQUAL}", "hypotheses.0.contrast: ... needs `methods`, with at least two"),
+    (PART, *method("contrast: weak - strong"), "hypotheses.0.contrast: ... Write ARM - weak, the baseline"),
+    (PART, *method("contrast: strong - weak"), "hypotheses.0.contrast: 'strong' is an arm of the baseline's method"),
     # searches
     (SEARCH, BETA, "kl.beta: {low: 1, high: 1}", "search.space.kl.beta: the range [1, 1] is empty"),
     (SEARCH, BETA, "kl.beta: {low: 0, high: 1, log: true}", "low = 0: a logarithmic range begins above 0"),
