@@ -55,10 +55,13 @@ def content_of(study: Study, profile: str, overrides: Mapping[str, Any]) -> dict
         "overrides": dict(overrides),
         "objective": study.objective.model_dump(mode="json", exclude=None if study.trainer else {"window", "worst"}),
         "arms": study.arm_overrides(),
-        "hypotheses": {part.name: part.model_dump(mode="json", exclude={"name"}) for part in study.hypotheses},
+        # Without what they leave open: claims have the digest that they had before there were such keys.
+        "hypotheses": {
+            part.name: part.model_dump(mode="json", exclude={"name"}, exclude_defaults=True)
+            for part in study.hypotheses
+        },
         "falsifiers": {
             claim.name: {
-                # Without what it leaves open: a claim has the digest that it had before there were such keys.
                 **claim.model_dump(mode="json", exclude={"name"}, exclude_none=True),
                 "speaks_of": [arm for arm in arms if claim.applies_to(arm, study.baseline)],
                 **({"baseline": study.baseline} if claim.relative_to else {}),
