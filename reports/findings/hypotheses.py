@@ -100,12 +100,11 @@ def _alone(records: StudyRecords, hypothesis: Hypothesis) -> Judgement:
 
 
 def _step(records: StudyRecords, hypothesis: Hypothesis, weights: Weights) -> HypothesisStep:
-    left = ""
-    if hypothesis.at_equal_kl:
-        row = at_equal_kl(records, hypothesis.metric, max(weights, key=lambda arm: weights[arm]))
-        effect, left = row.difference, ", ".join(f"{n} {why}" for why, n in row.left_by_reason.items())
-    else:
+    effect, left = None, ""
+    if not hypothesis.at_equal_kl:
         effect = contrast_of(records, hypothesis.metric, weights)
+    elif row := at_equal_kl(records, hypothesis.metric, max(weights, key=lambda arm: weights[arm])):
+        effect, left = row.difference, ", ".join(f"{n} {why}" for why, n in row.left_by_reason.items())
     if effect is None or effect.seeds < SEEDS:
         return HypothesisStep(weights, effect, False, None, left)
     return HypothesisStep(weights, effect, *contrast.against(effect, hypothesis.expect, hypothesis.margin), left)

@@ -162,10 +162,11 @@ def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
     return tuple(result)
 
 
-def at_equal_kl(records: StudyRecords, metric: str, arm: str) -> MatchedKL:
-    """An arm against the baseline's method on this metric alone, without verdict."""
-    arms, collapsed = _arms(records)
-    return replace(_matched(records, ends(records, metric, [*arms, arm]), metric, arm, arms), collapsed=collapsed)
+def at_equal_kl(records: StudyRecords, metric: str, arm: str) -> MatchedKL | None:
+    """An arm against the baseline's method on this metric alone, without verdict; None before a trial of it ended."""
+    arms, _ = _arms(records)
+    found = ends(records, metric, [*arms, arm])
+    return _matched(records, found, metric, arm, arms) if found.seeds(arm) else None
 
 
 def ends(records: StudyRecords, metric: str, arms: Sequence[str]) -> Ends:

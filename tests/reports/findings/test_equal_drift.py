@@ -104,6 +104,10 @@ def test_a_hypothesis_can_ask_for_an_arm_at_equal_kl(strengths: StudyRecords) ->
     assert asked(strengths, at_equal_kl=False).steps[0].estimate != row.difference
     beyond = asked(strengths, "loose")
     assert (beyond.outcome, beyond.reason) == ("NOT TESTED", "too few seeds can be compared at equal KL: 3 beyond")
+    early = strengths.trials.copy()
+    early.loc[early["arm"] == "tight", ["status", "evaluated"]] = ["missing", False]
+    before = asked(dataclasses.replace(strengths, trials=early))
+    assert (before.outcome, before.reason) == ("NOT TESTED", "3 of its 12 trials have still to run")
     # The other arms of the curve count as well: one that has yet to run, and one that diverged.
     for status, outcome, words in (
         ("missing", "NOT TESTED", "1 of its 12 trials has still to run"),
