@@ -20,17 +20,9 @@ WIDTH = 46
 """Letters in a line of a label."""
 LOOKS = {"reviews": ArmStyle(INK, "-", "o"), "chains": ArmStyle(BLUE, "-", "s")}
 _COLUMNS = [
-    "finding",
-    "testbed",
-    "metric",
-    "at_equal_kl",
-    "expect",
-    "margin",
-    "estimate",
-    "estimate_low",
-    "estimate_high",
+    "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "estimate", "estimate_low", "estimate_high",
     "verdict",
-]
+]  # fmt: skip
 
 
 def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:

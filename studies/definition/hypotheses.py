@@ -33,8 +33,8 @@ class Hypothesis(Section):
     at_equal_kl: bool = Field(
         False,
         description=(
-            "ARM - BASELINE at the KL where ARM ends, on each seed: against the curve through the ends of the arms of"
-            " the baseline's method (`methods`)"
+            "of a contrast ARM - BASELINE: on each seed, ARM is compared with the baseline's method (`methods`) at the"
+            " KL where ARM ends; the method's score there is interpolated between the ends of its arms"
         ),
     )
     expect: Expected = Field(description="the contrast, or each step of the order, is higher, lower or equal")

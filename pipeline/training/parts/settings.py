@@ -103,10 +103,10 @@ class RolloutConfig(PartSettings):
 
     every: Positive = Field(
         1,
-        description="updates for which one copy of the policy samples the rollouts; 1: the policy in training samples",
+        description="updates after which the copy of the policy that samples is renewed; 1: the policy itself samples",
     )
     dtype: Literal["training", "bfloat16", "float16"] = Field(
-        "training", description="precision in which rollouts are sampled; training: as in training"
+        "training", description="precision of sampling; training: the same precision as training"
     )
     correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
         "none",
@@ -116,10 +116,10 @@ class RolloutConfig(PartSettings):
         ),
     )
     level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
-        "token", description="what has a ratio: each token, or a whole response (the product over its tokens)"
+        "token", description="token: each token has its own ratio; sequence: a response has one, their product"
     )
     most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
-        2.0, description="largest ratio; above it truncated takes this value, and masked takes 0"
+        2.0, description="a larger ratio is replaced: by this value (truncated) or by 0 (masked)"
     )
 
     @property
