@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -142,11 +142,12 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
     follow, began, peak = _follow(config, folder, reporter), time.time(), 0.0
     status, reason, cap, code = "", None, None, None
     print("$", subprocess.list2cmdline(words), flush=True)
-    with _ended_with_us(folder):
+    with ExitStack() as last, _ended_with_us(folder):
         process = subprocess.Popen(
             words, cwd=config.home, env=environment, stdin=subprocess.DEVNULL, start_new_session=True,
             preexec_fn=_die_with_parent,
         )  # fmt: skip
+        last.callback(process.wait)
         while not status:
             with suppress(subprocess.TimeoutExpired):
                 code = process.wait(LOOK_SECONDS)
@@ -158,7 +159,6 @@ def _command(config: CommandTrial, layout: Layout, _: Any, out: Path, reporter: 
                     status, reason, cap = "budget", f"trainer.{name}: {value:.3g} of {most:g}", (name, most)
             if not status and (reason := next(follow)):
                 status = "pruned"
-    process.wait()
     if code and not _diverged(config, folder):
         with TemporaryFile(dir=folder) as probe:
             probe.write(bytes(ROOM))  # raises `OSError` where a full disk may have ended the command

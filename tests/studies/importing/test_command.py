@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import shutil
@@ -214,6 +215,20 @@ def test_a_refuted_claim_with_stop_ends_the_command(write: Write, layout: Layout
     assert (records["one"].status, records["one"].steps) == ("pruned", 6)
     live = next(layout.root.glob("commands/*/live.jsonl")).read_text().splitlines()
     assert [json.loads(line)["step"] for line in live] == [1, 2, 3, 4, 5], "the sixth may still grow"
+
+
+def test_a_command_ends_where_its_records_find_no_room(
+    write: Write, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        wait_until(lambda: Path("pids").exists() and Path("pids").read_text(), 60, "the trainer's child")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command, "MetricsLog", full)
+    with pytest.raises(DiskFull):
+        go(write("hang"), layout)
+    pids = set(map(int, Path("pids").read_text().split()))
+    assert not pids & {child.pid for child in psutil.Process().children()}, "not even a zombie is left"
 
 
 def test_a_command_ends_with_a_program_that_is_killed_and_is_resumed(write: Write, layout: Layout) -> None:
