@@ -48,8 +48,7 @@ def counted(series: Iterable[Record], before_step: int | None) -> list[Record]:
 
 @dataclass
 class Watcher:
-    """Follows the metrics of a running trial, and reports when a rule is broken. All state is in `state`, which
-    checkpoints keep."""
+    """Follows the metrics of a running trial, and reports when a rule is broken. All state is in `series`."""
 
     rules: tuple[StopRule, ...]
     series: dict[str, dict[int, float]] = field(default_factory=dict)
@@ -70,9 +69,3 @@ class Watcher:
                     f"stopped by rule: {rule.metric} = {value:.4g} {rule.op} {rule.threshold:g} at step {step}{often}"
                 )
         return None
-
-    def state(self) -> dict[str, list[list[float]]]:
-        return {key: [[step, value] for step, value in records.items()] for key, records in self.series.items()}
-
-    def load(self, state: Mapping[str, list[list[float]]]) -> None:
-        self.series = {key: {int(step): value for step, value in records} for key, records in state.items()}

@@ -107,7 +107,6 @@ def prepare(config: TrialConfig) -> None:
     from pipeline.models.process import check_devices, settle
     from pipeline.rewards import own
 
-    check_source(config.data)
     own.search_in(config.runtime.code)
     settle(config.runtime)
     if check_devices(config.runtime).type == "cuda":

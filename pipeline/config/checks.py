@@ -94,12 +94,8 @@ def _dense(config: Config) -> None:
 
 def _pairs(config: Config) -> None:
     """A loss of pairs lacks what it needs, or something else needs what only it has."""
-    algorithm, kl, stored, by_pairs = (
-        config.algorithm,
-        config.kl,
-        config.train.data == "pairs",
-        config.algorithm.by_pairs,
-    )
+    algorithm, kl, stored = config.algorithm, config.kl, config.train.data == "pairs"
+    by_pairs = algorithm.by_pairs
     name, loss = algorithm.trust_region, f"algorithm.trust_region '{algorithm.trust_region}'"
     region = f"algorithm.trust_region is '{name}'"
     pairwise = " or ".join(name for name, region in TRUST_REGIONS.items() if region.pairwise)

@@ -198,11 +198,6 @@ class TrialConfig(Section):
     def pretrains_critic(self) -> bool:
         return self.critic.kind != "none" and self.critic.pretraining_steps > 0
 
-    @property
-    def learned_rewards(self) -> int:
-        """Reward models that are trained, over all parts."""
-        return len(self.reward.trained())
-
     def cautions(self) -> list[str]:
         """Return what is allowed and yet likely to mislead, one line each."""
         scores = "lexicon" if self.gold.kind == GUARDED else self.gold.kind

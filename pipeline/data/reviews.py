@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import yaml
 
@@ -140,14 +140,6 @@ PLANS: Final[dict[str, Distribution[Plan]]] = {
 }
 
 
-class Plans(Protocol):
-    """A distribution of plans."""
-
-    def draw(self, rng: random.Random) -> tuple[Plan, float]: ...
-
-    def log(self, item: Plan) -> float: ...
-
-
 class LongPlans:
     """Plans of `low` to `high` clauses, each number as likely as any other: some of the kinds that open or close a
     review, and between them aspects and the share `contrasts` of contrasts, as long as the nouns suffice."""
@@ -182,6 +174,7 @@ class LongPlans:
         return self._contrasts if nouns - NOUNS["contrast"] >= left - 1 else 0.0
 
 
+Plans = Distribution[Plan] | LongPlans
 _SENTIMENT: Final = Distribution((name, numbers["probability"]) for name, numbers in SENTIMENTS.items())
 
 

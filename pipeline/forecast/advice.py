@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
+from pipeline.config.base import replaced
 from pipeline.config.trial import CapsConfig, TrialConfig
 from pipeline.errors import UserError
 from pipeline.forecast.memory import ForecastSubject, memory_by_stage, on_card, shape_of
@@ -139,12 +140,8 @@ def fitting_changes(config: TrialConfig) -> list[tuple[Changes, Forecast]]:
 
 def changed(config: TrialConfig, changes: Changes) -> TrialConfig | None:
     """The configuration with some dotted keys changed; None where that is refused."""
-    content = config.model_dump()
-    for key, value in changes.items():
-        section, name = key.split(".", 1)
-        content[section][name] = value
     try:
-        return TrialConfig.model_validate(content)
+        return TrialConfig.model_validate(replaced(config, changes).model_dump())
     except ValidationError:
         return None
 

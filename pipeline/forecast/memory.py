@@ -148,9 +148,8 @@ class ForecastSubject:
     @property
     def reward_parameters(self) -> int:
         """Parameters of all reward models, and of all classifiers that reward or judge."""
-        scorers = [*self.config.judges.values(), *self.config.reward.scorers().values()]
-        classifiers = CLASSIFIER * sum(scorer.kind == "classifier" for scorer in scorers)
-        return self.config.learned_rewards * self.reward_shape.parameters + classifiers
+        classifiers = CLASSIFIER * sum(scorer.kind == "classifier" for scorer in self.config.scorers.values())
+        return len(self.config.reward.trained()) * self.reward_shape.parameters + classifiers
 
     @property
     def longest_prompt(self) -> float:

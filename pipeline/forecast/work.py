@@ -79,7 +79,7 @@ def measured(trial: ForecastSubject, rows: int, span: float, read: float, trunks
 def scored(trial: ForecastSubject, rows: int) -> Work:
     """Scores of `rows` responses by every learned reward."""
     span = trial.episode
-    return trunk(trial.reward_shape, rows * span, span, _batches(trial, rows)) * trial.config.learned_rewards
+    return trunk(trial.reward_shape, rows * span, span, _batches(trial, rows)) * len(trial.config.reward.trained())
 
 
 def fitted(trial: ForecastSubject, shape: Shape, parameters: int, steps: float, positions: float, calls: float) -> Work:
@@ -147,11 +147,9 @@ def training_hours(trial: ForecastSubject) -> dict[str, float]:
         kept = (cfg.rounds + 2) / 2 if learned.keep_pairs == "all" else 1
         spent["reward"] = (cfg.rounds - 1) * reward_hours(trial, kept)
     # Trained weights and Adam's two moments in fp32, hashed and written at 200 MB/s, assumed of a cloud machine's disk.
-    each, share = (
-        12.0 * (trial.policy.parameters + trial.critic.parameters) / 200e6 / 3600,
-        cfg.runtime.checkpoint_share,
-    )
-    spent["checkpoint"] = min(updates // cfg.runtime.checkpoint_updates * each, (share or 1.0) * sum(spent.values()))
+    each = 12.0 * (trial.policy.parameters + trial.critic.parameters) / 200e6 / 3600
+    share = cfg.runtime.checkpoint_share or 1.0
+    spent["checkpoint"] = min(updates // cfg.runtime.checkpoint_updates * each, share * sum(spent.values()))
     return {phase: one for phase, one in spent.items() if one}
 
 
@@ -181,13 +179,8 @@ def other_hours(trial: ForecastSubject) -> dict[str, float]:
 def reward_hours(trial: ForecastSubject, kept: float = 1.0) -> float:
     """Hours of a round's rewards: sampling and scoring what they learn from and are calibrated on, sampling the
     opponents of every prompt, and training on `kept` times the pairs of a round."""
-    shape, data, reward, learned = (
-        trial.reward_shape,
-        trial.config.data,
-        trial.config.reward,
-        trial.config.reward.learned,
-    )
-    rankings = learned.rankings // trial.config.rounds
+    shape, cfg, reward, learned = trial.reward_shape, trial.config, trial.config.reward, trial.config.reward.learned
+    rankings = learned.rankings // cfg.rounds
     in_step, training = min(learned.rankings_in_step, rankings), work(0, 0)
     preferences = [part.preferences for part in reward.trained().values()]
     for tokens in (trial.episode + 1 if is_judged(given) else learned.max_tokens for given in preferences):
@@ -195,7 +188,7 @@ def reward_hours(trial: ForecastSubject, kept: float = 1.0) -> float:
         steps, positions = learned.epochs * (int(kept * rankings) // in_step), in_step * learned.ranked * tokens
         training += fitted(trial, shape, shape.trunk, steps, positions, calls)
     heldout, samples = 2 * learned.heldout_pairs, reward.calibration_samples
-    opponents = OPPONENTS * (data.train_prompts + data.heldout_prompts) * (reward.against != "none")
+    opponents = OPPONENTS * (cfg.data.train_prompts + cfg.data.heldout_prompts) * (reward.against != "none")
     drawn = samples + sum(map(is_judged, preferences)) * (learned.ranked * rankings + heldout)
     asked = samples + heldout * (bool(preferences) + (JUDGE in preferences))
     return hours("train", training) + asked_hours(trial, drawn + opponents, asked + opponents)

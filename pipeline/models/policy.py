@@ -196,14 +196,13 @@ class ActorCritic(nn.Module):
         if self.value_head is None:
             return hidden, None
         if self.critic_trunk is not None:
-            return hidden, self.separate_values(episodes)
+            return hidden, self.values(episodes)
         return hidden, full_precision(self.value_head, hidden)
 
-    def separate_values(self, episodes: Episodes) -> Tensor:
-        """The values (N,) of a separate critic alone. Raises `ValueError` where there is none."""
-        if self.critic_trunk is None or self.value_head is None:
-            raise ValueError("no separate critic")
-        return full_precision(self.value_head, response_hidden(self.critic_trunk, episodes))
+    def values(self, episodes: Episodes) -> Tensor:
+        """The values (N,) alone, of a policy that has a critic."""
+        assert self.value_head is not None
+        return full_precision(self.value_head, response_hidden(self.critic_trunk or self.lm, episodes))
 
     @property
     def networks(self) -> list[CausalLM]:

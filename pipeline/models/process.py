@@ -45,11 +45,6 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def rollout_room(runtime: RuntimeConfig, warn: Callable[[str], None]) -> Room:
-    """Return the number of rows that are sampled, measured or scored at once, as a `Room`."""
-    return Room("runtime.rollout_batch_size", runtime.rollout_batch_size, warn)
-
-
 @dataclass(frozen=True)
 class Bench:
     """The device of a stage, and the resources that it takes."""
@@ -70,7 +65,7 @@ def bench(runtime: RuntimeConfig, out: Path, warn: Callable[[str], None], charge
     fresh_marks(on_card)
     began = time.perf_counter()
     try:
-        yield Bench(device, rollout_room(runtime, warn), ledger)
+        yield Bench(device, Room("runtime.rollout_batch_size", runtime.rollout_batch_size, warn), ledger)
     except MemoryFull as error:
         raise UserError(str(error)) from None
     spent = {"wall_s": time.perf_counter() - began, "peak_memory_gib": peak_gib(on_card)}

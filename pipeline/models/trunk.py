@@ -144,12 +144,10 @@ def packed_attention() -> str:
     return PACKED
 
 
-def is_short(query: Tensor, key: Tensor) -> bool:
-    """Return whether `short_attention` can, and should, take a query and a key of shape (B, h, L, d) each."""
-    return query.shape == key.shape and query.shape[2] <= SHORT and not torch.is_autocast_enabled("cpu")
+class ShortAttention(torch.autograd.Function):
+    """Causal attention (B, h, L, d) to (B, L, h, d) by plain matrix products: for short rows on a CPU, where torch's
+    fused kernel, made for long ones, takes 1.3 to 1.5 times as long."""
 
-
-class _ShortAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         width = query.shape[2]
@@ -179,15 +177,6 @@ class _ShortAttention(torch.autograd.Function):
         return out.view(ctx.shape).transpose(1, 2).contiguous()
 
 
-def short_attention(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Causal attention (B, h, L, d) to (B, L, h, d) by plain matrix products.
-
-    For short rows, where torch's fused kernel, made for long ones, takes 1.3 to 1.5 times as long.
-    """
-    attended: Tensor = _ShortAttention.apply(query, key, value, scale)  # type: ignore[no-untyped-call]
-    return attended
-
-
 def attend(
     module: Any,
     query: Tensor,
@@ -205,8 +194,10 @@ def attend(
         out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return out, None
     query, key, value = (packing.grid(tensor) for tensor in (query, key, value))
-    if query.device.type == "cpu" and is_short(query, key):
-        return packing.pack(short_attention(query, key, value, kwargs.get("scaling") or query.shape[-1] ** -0.5)), None
+    fits = query.shape == key.shape and packing.width <= SHORT
+    if fits and query.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+        scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+        return packing.pack(ShortAttention.apply(query, key, value, scale)), None  # type: ignore[no-untyped-call]
     out, _ = sdpa_attention_forward(module, query, key, value, attention_mask=None, **{**kwargs, "is_causal": True})
     return packing.pack(out), None
 

@@ -108,10 +108,6 @@ class Ledger:
             self.flops[self._phase] = self.flops.get(self._phase, 0.0) + flops
             self.bytes[self._phase] = self.bytes.get(self._phase, 0.0) + bytes_
 
-    @property
-    def checkpoint_s(self) -> float:
-        return self.seconds.get("checkpoint", 0.0) / max(self.checkpoints, 1)
-
     def cost(self) -> dict[str, float]:
         """Everything spent, flat, for records."""
         return {

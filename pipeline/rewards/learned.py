@@ -40,8 +40,10 @@ and at 1 they drown the score in noise that training has to remove first."""
 
 
 class RewardModel(nn.Module):
-    """Scores whole episodes; (B,) fp32. Another kind of model overrides `new`, `margin` and `against`, and its numbers
+    """Scores whole episodes; (B,) fp32. Another kind of model overrides `margin` and `against`, and its numbers
     of an answer are an embedding (B, 1 + d)."""
+
+    head_name, vector = "reward head", 0
 
     def __init__(self, lm: CausalLM, head: nn.Linear) -> None:
         super().__init__()
@@ -49,12 +51,14 @@ class RewardModel(nn.Module):
 
     @classmethod
     def new(cls, lm: CausalLM, cfg: RewardConfig, device: torch.device) -> Self:
-        """The reference's trunk under a small random head: scores start near 0, gradients do not."""
-        head = nn.Linear(lm.config.hidden_size, 1)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed_of(cfg.seed, "reward head"))
-            nn.init.normal_(head.weight, std=1 / (lm.config.hidden_size + 1))
-        nn.init.zeros_(head.bias)
+        """The reference's trunk under a random head: scores start near 0, gradients and vectors do not."""
+        width = lm.config.hidden_size
+        head = nn.Linear(width, 1 + cls.vector)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed_of(cfg.seed, cls.head_name))
+            head.weight[:1].normal_(std=1 / (width + 1))
+            head.weight[1:].normal_(std=VECTOR_STD / width**0.5)
+            head.bias.zero_()
         return cls(lm, head).to(device)
 
     def forward(self, episodes: Episodes) -> Tensor:
@@ -107,17 +111,7 @@ class PairwiseModel(RewardModel):
     An answer is read once, whatever it is compared with, so k opponents cost no more than one.
     """
 
-    @classmethod
-    def new(cls, lm: CausalLM, cfg: RewardConfig, device: torch.device) -> Self:
-        """The reference's trunk under a random head: scores start near 0, vectors do not."""
-        width = lm.config.hidden_size
-        head = nn.Linear(width, 1 + VECTOR)
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.manual_seed(seed_of(cfg.seed, "pairwise head"))
-            head.weight[:1].normal_(std=1 / (width + 1))
-            head.weight[1:].normal_(std=VECTOR_STD / width**0.5)
-            head.bias.zero_()
-        return cls(lm, head).to(device)
+    head_name, vector = "pairwise head", VECTOR
 
     @staticmethod
     def margin(first: Tensor, second: Tensor) -> Tensor:

@@ -156,11 +156,8 @@ class CompositeSettings(Section):
 
 
 PartName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,30}$")]
-Preferences = Annotated[
-    str,
-    AfterValidator(check_preferences),
-    Beside(f"kind: {' or '.join(TRAINED)}", lambda scorer: scorer.kind in TRAINED, "kind"),
-]
+OF_TRAINED = Beside(f"kind: {' or '.join(TRAINED)}", lambda scorer: scorer.kind in TRAINED, "kind")
+Preferences = Annotated[str, AfterValidator(check_preferences), OF_TRAINED]
 OWN_CLASS = "package.module:Class for a class of your own"
 OPPONENTS = 4
 """Answers of the reference to each training and held-out prompt that `reward.against` compares with."""
@@ -209,7 +206,7 @@ class PartConfig(ScorerConfig):
     preferences: Preferences = Field("judge", description="see reward.preferences")
     member: Annotated[
         Positive | None,
-        Beside(f"kind: {' or '.join(TRAINED)}", lambda scorer: scorer.kind in TRAINED, "kind"),
+        OF_TRAINED,
         Beside("member", lambda scorer: scorer.member is not None, "member"),
     ] = Field(
         None,
@@ -326,11 +323,9 @@ class JudgeConfig(ScorerConfig):
 
 def check_scorers(config: Config) -> None:
     """Raise `ValueError` for a scorer that understands built-in reviews or insults alone where there are none."""
-    reward, data = config.reward, config.data
-    kinds = {f"{reward.key(name)}.kind": part.kind for name, part in reward.scorers().items()}
-    kinds |= {"judge.kind": config.gold.kind}
-    kinds |= {f"judge.also.{name}.kind": also.kind for name, also in config.judge.also.items()}
-    for key, kind in kinds.items():
+    data = config.data
+    for section, scorer in config.scorers.items():
+        key, kind = f"{section}.kind", scorer.kind
         reads = KINDS[kind].reads if kind in KINDS else ""
         refuse({
             f"{key} '{kind}' understands only built-in reviews, data.source is '{data.source}'; use"

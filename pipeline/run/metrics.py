@@ -208,11 +208,8 @@ class MetricsLog(AbstractContextManager["MetricsLog"]):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        if not self._file.closed:
-            try:
-                self.flush()
-            finally:
-                self._file.close()
+        with self._file:
+            self.flush()
 
     def __exit__(self, *error: object) -> None:
         self.close()

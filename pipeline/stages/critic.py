@@ -122,7 +122,7 @@ def pretrain(
     fitted.close()
     with torch.no_grad():
         episodes, returns = take(heldout)
-        (values,) = episodes.grids(1, room, lambda chunk: [_values(actor, chunk)])
+        (values,) = episodes.grids(1, room, lambda chunk: [actor.values(chunk)])
         return explained_variance(values, returns, episodes.response_mask)
 
 
@@ -132,14 +132,6 @@ def _loss(actor: ActorCritic, episodes: Episodes, targets: Tensor) -> ShareOfLos
     def share(part: slice) -> Tensor:
         mine = episodes.take(part)
         mask = mine.response_mask
-        return 0.5 * (_values(actor, mine) - targets[part, : mask.shape[1]][mask]).square().sum() / tokens
+        return 0.5 * (actor.values(mine) - targets[part, : mask.shape[1]][mask]).square().sum() / tokens
 
     return share
-
-
-def _values(actor: ActorCritic, episodes: Episodes) -> Tensor:
-    if actor.critic_trunk is not None:
-        return actor.separate_values(episodes)
-    values = actor.hidden_and_values(episodes)[1]
-    assert values is not None
-    return values.float()

@@ -10,7 +10,7 @@ larger n. Beside the answers, both networks are measured on held-out texts (`pip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,11 @@ def evaluate(
                 "kl_below_bound": (kl_of_best(draws, torch.zeros(1)) - best).numpy(),
             }
         if passes > 1:
-            columns |= passed(gold, _several(cfg, at, data, policy, chosen.answers, progress))
+            several = [chosen.answers]
+            for number in range(1, passes):
+                progress(number + 1, "further samples")
+                several.append(answers(cfg, policy, data, at.room, "policy", number))
+            columns |= passed(gold, several)
         progress(draws + passes + 1, "texts")
         kept = pd.read_parquet(prompts.path / "heldout_texts.parquet")["text"].head(MEASURED_TEXTS).tolist()
         ask = prompts.meta.get("ask")
@@ -143,21 +147,6 @@ def _answered(
     chosen = choose(count, draw, score)
     ledger.generated_tokens = chosen.sampled_tokens
     return chosen
-
-
-def _several(
-    cfg: TrialConfig,
-    at: Bench,
-    data: PromptSet,
-    policy: CausalLM,
-    first: Completions,
-    progress: Callable[[int, str], None],
-) -> Iterator[Completions]:
-    """Yield `evaluate.passes` answers to every prompt; the first is the one that is judged."""
-    yield first
-    for number in range(1, cfg.evaluate.passes):
-        progress(number + 1, "further samples")
-        yield answers(cfg, policy, data, at.room, "policy", number)
 
 
 @dataclass(frozen=True)

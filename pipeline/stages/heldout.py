@@ -72,47 +72,26 @@ class Draws:
         return list(self.table[column].iloc[:: self.count])
 
 
-def shares(policy: Array, reference: Array) -> tuple[Array, Array]:
-    """Return, for every prompt, the share of draws that the policy beats, ties half, and the share of ties; each (n,).
-
-    `policy` (n,) against every column of `reference` (n, k). The mean of the first is a U-statistic for
-    P(policy > reference) + P(equal) / 2, without bias for any k.
-
-    >>> [one.tolist() for one in shares(np.array([2.0, 1.0]), np.array([[1.0, 2.0], [1.0, 3.0]]))]
-    [[0.75, 0.25], [0.5, 0.5]]
-    """
-    above = np.sign(policy[:, None] - reference)
-    return (above + 1).mean(1) / 2, (above == 0).mean(1)
-
-
 def preferences(
     gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array, lead: Array | float = 0.0
 ) -> dict[str, Array]:
     """The columns of ``prompts.parquet`` that compare the policy's answer with each of the reference's; each (n,).
 
     Scores of the policy (n,), of the reference (n, k). `lead` (n, k): what the endings of a cyclic judge add to the
-    difference of the gold scores (`pipeline.rewards.grammar`).
-    """
-    reference_gold = reference_gold - lead
-    level = np.where(np.abs(proxy[:, None] - reference_proxy) <= TIE, proxy[:, None], reference_proxy)
-    win, tie = shares(gold, reference_gold)
-    win_proxy, _ = shares(proxy, level)
-    agree, decided = agreement(gold, reference_gold, proxy, level)
-    return {"win": win, "tie": tie, "win_proxy": win_proxy, "agree": agree, "decided": decided}
-
-
-def agreement(gold: Array, reference_gold: Array, proxy: Array, reference_proxy: Array) -> tuple[Array, Array]:
-    """Count, for every prompt, the pairs on which the proxy prefers the answer that the gold judge prefers, and the
-    pairs that the judge decides; each (n,).
-
-    agree_i = sum_j [g_ij != 0] (1 + sign(g_ij) sign(p_ij)) / 2, decided_i = sum_j [g_ij != 0], where g_ij and p_ij are
-    the policy's gold and proxy score less those of the reference's draw j. Scores of the policy (n,), of the reference
-    (n, k).
+    difference of the gold scores (`pipeline.rewards.grammar`). With g_j and p_j the signs of the policy's gold and
+    proxy score less those of draw j, win = mean_j (1 + g_j) / 2, a U-statistic for P(policy > reference) + P(equal) / 2
+    without bias for any k; agree = sum_j [g_j != 0] (1 + g_j p_j) / 2; decided = sum_j [g_j != 0].
 
     >>> gold, draws = np.array([2.0]), np.array([[1.0, 1.0, 3.0, 2.0]])
-    >>> agreement(gold, draws, np.array([0.5]), np.array([[0.1, 0.5, 0.1, 0.9]]))
-    (array([1.5]), array([3.]))
+    >>> [one.item() for one in preferences(gold, draws, np.array([0.5]), np.array([[0.1, 0.5, 0.1, 0.9]])).values()]
+    [0.625, 0.25, 0.625, 1.5, 3.0]
     """
-    judged, scored = np.sign(gold[:, None] - reference_gold), np.sign(proxy[:, None] - reference_proxy)
-    decided = judged != 0
-    return (decided * (1 + judged * scored) / 2).sum(1), decided.sum(1).astype(np.float64)
+    apart = proxy[:, None] - reference_proxy
+    g, p = np.sign(gold[:, None] - (reference_gold - lead)), np.where(np.abs(apart) <= TIE, 0.0, np.sign(apart))
+    return {
+        "win": (g + 1).mean(1) / 2,
+        "tie": (g == 0).mean(1),
+        "win_proxy": (p + 1).mean(1) / 2,
+        "agree": ((g != 0) * (1 + g * p) / 2).sum(1),
+        "decided": (g != 0).sum(1).astype(np.float64),
+    }

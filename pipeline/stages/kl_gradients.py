@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pipeline.algorithms.mathematics.advantages import to_go
 from pipeline.algorithms.mathematics.kl import exact_kl
 from pipeline.algorithms.mathematics.losses import kl_slope
 from pipeline.models.heads import gather, log_probs
@@ -29,18 +30,13 @@ def weights(name: str, d: Tensor, kl: Tensor, mask: Tensor) -> Tensor:
     k1_score and exact are less their mean at a position, as with a baseline.
     """
     return {
-        "k1_reward": lambda: _centred(_to_go(d), mask),
+        "k1_reward": lambda: _centred(to_go(d, mask, 1.0), mask),
         "k1_score": lambda: _centred(d.sum(1, keepdim=True).expand_as(d), mask),
         "k1_loss": lambda: torch.ones_like(d),
         "k2_loss": lambda: kl_slope(d, "k2"),
         "k3_loss": lambda: kl_slope(d, "k3"),
-        EXACT: lambda: _centred(_to_go(kl) - kl, mask),
+        EXACT: lambda: _centred(to_go(kl, mask, 1.0) - kl, mask),
     }[name]()
-
-
-def _to_go(grid: Tensor) -> Tensor:
-    """The sum of each entry (B, T) and those that follow it in its row."""
-    return grid.flip(1).cumsum(1).flip(1)
 
 
 def _centred(grid: Tensor, mask: Tensor) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -21,7 +19,8 @@ def entropy_law(series: pd.DataFrame) -> dict[str, float]:
 
     Empty with fewer than `FEWEST_OF_LAW` updates, without a change of the entropy, or where answers cannot be checked.
     """
-    right, entropy = _updates(series, "objective/accuracy", "objective/entropy_per_token")
+    seen = series.reindex(columns=["objective/accuracy", "objective/entropy_per_token"]).dropna()
+    right, entropy = seen.to_numpy(float).T
     return _missed("eval/entropy_law_miss", [np.exp(entropy), np.ones_like(entropy)], right, 0.2)
 
 
@@ -32,18 +31,13 @@ def reward_laws(series: pd.DataFrame, gold_at_0: float) -> dict[str, float]:
     prompts: gold = c + d (a - b log d) (Gao 2022, arXiv 2210.10760, section 1), and proxy = a d (Bai 2022, arXiv
     2204.05862), whose zero is the reference. Empty as `entropy_law`, and where no policy sampled.
     """
-    keys = ("objective/gold", "objective/scores", "objective/kl_exact_per_token", "objective/length")
-    gold, proxy, kl, length = _updates(series, *keys)
+    keys = ["objective/gold", "objective/scores", "objective/kl_exact_per_token", "objective/length"]
+    gold, proxy, kl, length = series.reindex(columns=keys).dropna().to_numpy(float).T
     d = np.sqrt(kl * length)
     return {
         **_missed("eval/gold_law_miss", [d, d * np.log(np.maximum(d, 1e-9))], gold - gold_at_0, 0.5),
         **_missed("eval/proxy_law_miss", [d], proxy, 0.5),
     }
-
-
-def _updates(series: pd.DataFrame, *keys: str) -> Any:
-    """Columns of the updates that have all of them, (U,) each."""
-    return series.reindex(columns=list(keys)).dropna().to_numpy(float).T
 
 
 def _missed(metric: str, features: list[Array], seen: Array, fitted: float) -> dict[str, float]:

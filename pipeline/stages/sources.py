@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.trial import TrialConfig
-from pipeline.data.files import PAIR_COLUMNS, digests, read_splits
+from pipeline.data.files import PAIR_COLUMNS, check_reachable, digests, read_splits
 from pipeline.named_files import below, is_file, is_folder
 from pipeline.resources.machine import PRECISION, check_extra, gpu_visible
 from pipeline.rewards import own
@@ -74,8 +74,6 @@ def check_sources(config: TrialConfig, stages: Collection[str]) -> None:
     """Raise `UserError` for files, repositories of the hub and packages that the named stages would look for in vain,
     with the key, what was searched, and what to do instead. Starts and downloads nothing."""
     if "prompts" in stages:
-        from pipeline.data.files import check_reachable
-
         check_reachable(config.data)
     if config.model.base is not None and {"prompts", "sft"} & set(stages):
         check_model("model.base", config.model.base, config.model.revision, pinned=False)

@@ -23,9 +23,9 @@ from pipeline.data.prompt_set import PromptSet
 from pipeline.models.adapters import WithoutAdapter, merged
 from pipeline.models.loading import device_of, freeze
 from pipeline.models.meter import meter
+from pipeline.models.out_of_memory import Room
 from pipeline.models.policy import Episodes, restore_critic, save_critic
 from pipeline.models.precision import execution
-from pipeline.models.process import rollout_room
 from pipeline.models.tokenizers import closing_tokens
 from pipeline.resources.ledger import KEPT, Ledger
 from pipeline.resources.machine import GIB, fresh_marks, hold_allocator
@@ -111,7 +111,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         hold_allocator(cfg.caps.memory_gib)
     fresh_marks(device.type == "cuda")
     data = PromptSet.load(prompts, "train")
-    room = rollout_room(cfg.runtime, reporter.warn)
+    room = Room("runtime.rollout_batch_size", cfg.runtime.rollout_batch_size, reporter.warn)
     proxy, gold = reward_of(reward, device, room), judge_of(cfg.gold, device, room, judge)
     further = further_judges(cfg.gold, device, room)
 
@@ -141,16 +141,8 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         v_star = v_star_of(cfg, *map(torch.tensor, read_scores(values).values()))
     closes = closing_tokens(data.tokenizer, cfg.kl.group, int(actor.lm.config.vocab_size))
     pairs = read_responses(reward.path, data.token_ids["pad_id"]) if cfg.train.data == "pairs" else None
-    trainer = Trainer(
-        cfg,
-        (actor, reference),
-        TrainingData(data.ids, data.mask, data.token_ids, v_star, pairs, closes),
-        score,
-        out,
-        reporter,
-        ledger,
-        round_,
-    )
+    training = TrainingData(data.ids, data.mask, data.token_ids, v_star, pairs, closes)
+    trainer = Trainer(cfg, (actor, reference), training, score, out, reporter, ledger, round_)
     outcome = trainer.run()
     if trainer.ranks.main:
         policy = actor.lm
@@ -159,7 +151,7 @@ def one_process(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: Inputs)
         policy.save_pretrained(out / "policy")
         save_critic(actor, out / "critic.safetensors")
         _write_tables(out, outcome)
-        _write_log(cfg, out, device, ledger, trainer.state_bytes())
+        _write_log(cfg, out, device, ledger, trainer.state.nbytes(reference, trainer.round.start))
         if outcome.status == "complete" and trainer.round.number < trainer.round.count:
             trainer.checkpoints.leave(out / END)
     trainer.ranks.end()

@@ -204,7 +204,8 @@ class Checkpoints:
     def due(self, knobs: RuntimeConfig) -> bool:
         """Return whether one is due: enough updates after the last one, and not too large a share of the time."""
         ledger, share = self._state.ledger, knobs.checkpoint_share
-        rare = share is None or ledger.checkpoint_s <= share * (ledger.wall_s - self.saved.wall_s)
+        each = ledger.seconds.get("checkpoint", 0.0) / max(ledger.checkpoints, 1)
+        rare = share is None or each <= share * (ledger.wall_s - self.saved.wall_s)
         return rare and self._state.update - self.saved.update >= knobs.checkpoint_updates
 
     def save(self) -> None:

@@ -6,15 +6,13 @@ import math
 from collections import Counter
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 
 from pipeline.config.networks import SftConfig
-from pipeline.models.heads import learned_tokens, text_states
+from pipeline.models.heads import learned_tokens, text_nats, text_states
 from pipeline.models.loading import CausalLM
 from pipeline.models.out_of_memory import Room, text_rows
-from pipeline.models.precision import Precision
 from pipeline.models.seeding import permutation
 from pipeline.run.progress import Reporter
 from pipeline.training.supervised import Supervised
@@ -26,12 +24,6 @@ WEIGHT_DECAY = 0.01
 FINAL_LR = 0.1
 MAX_POSITIONS = 1024
 """Number of positions of a network from scratch."""
-
-
-def nats(model: CausalLM, rows: list[list[int]], device: torch.device, ask: int | None) -> tuple[Tensor, int]:
-    """Summed cross-entropy of all tokens but the first of each row, or those after its first `ask`; their number."""
-    hidden, labels, _ = text_states(model, rows, device, ask)
-    return functional.cross_entropy(model.get_output_embeddings()(hidden), labels, reduction="sum"), len(labels)
 
 
 def fit(
@@ -55,7 +47,8 @@ def fit(
         tokens = max(learned_tokens(batch, ask), 1)
 
         def share(part: slice, batch: list[list[int]] = batch, tokens: int = tokens) -> Tensor:
-            return nats(model, batch[part], device, ask)[0] / tokens
+            hidden, labels, _ = text_states(model, batch[part], device, ask)
+            return cross_entropy(model.get_output_embeddings()(hidden), labels, reduction="sum") / tokens
 
         loss = steps.step(cfg.lr * schedule(step, cfg), len(batch), share)
         if step % 20 == 19 or step + 1 == cfg.steps:
@@ -78,32 +71,20 @@ def schedule(step: int, cfg: SftConfig) -> float:
     return FINAL_LR + (1 - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(cfg.steps - warm, 1)))
 
 
-@torch.inference_mode()
 def measure(
-    model: CausalLM, rows: list[list[int]], room: Room, text_nats: float | None, ask: int | None = None
+    model: CausalLM, rows: list[list[int]], room: Room, source_nats: float | None, ask: int | None = None
 ) -> dict[str, Any]:
     """Perplexity on held-out texts and, where the source's entropy is known, the floor that no model can beat.
 
-    `text_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
+    `source_nats` is the mean -log probability of these texts, end included; None where it is unknown or a text
     was cut. The model does not predict the first token of a text, so the floor leaves out that token's entropy. Raises
     `MemoryFull`.
     """
-    device = next(model.parameters()).device
-
-    def of(part: slice) -> tuple[float, int]:
-        loss, count = nats(model, rows[part], device, ask)
-        return float(loss), count
-
-    with Precision.of(device).autocast():
-        sums = room.over(len(rows), of)
-    total, tokens = math.fsum(loss for loss, _ in sums), sum(count for _, count in sums)
-    summary: dict[str, Any] = {
-        "nats_per_token": total / tokens,
-        "perplexity": math.exp(total / tokens),
-        "heldout_texts": len(rows),
-    }
-    if text_nats is not None:
+    tokens = learned_tokens(rows, ask)
+    each = float(text_nats(model, rows, room, ask).sum()) / tokens
+    summary: dict[str, Any] = {"nats_per_token": each, "perplexity": math.exp(each), "heldout_texts": len(rows)}
+    if source_nats is not None:
         counts = Counter(row[0] for row in rows)
         first = -sum(count / len(rows) * math.log(count / len(rows)) for count in counts.values())
-        summary["entropy_floor_nats_per_token"] = (text_nats - first) * len(rows) / tokens
+        summary["entropy_floor_nats_per_token"] = (source_nats - first) * len(rows) / tokens
     return summary

@@ -65,7 +65,7 @@ class NaturalLearner(Learner):
         assert values is not None
         assert returns is not None
         with recomputing(self.actor.networks, cfg.runtime.gradient_checkpointing):
-            vpred = self.actor.separate_values(rows.episodes)
+            vpred = self.actor.values(rows.episodes)
         loss, clipped = value_loss(vpred, rows.valid(values), rows.valid(returns), cfg.critic.cliprange)
         loss.sum().backward(cfg.critic.vf_coef * self.steps.scale(1 / whole.tokens))  # type: ignore[no-untyped-call]
         return summed({"value/vf_loss": loss, "value/vf_clipfrac": clipped})

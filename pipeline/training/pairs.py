@@ -15,10 +15,9 @@ from torch import Tensor
 
 from pipeline.algorithms.kinds import TRUST_REGIONS
 from pipeline.algorithms.mathematics.preference import PairLoss
-from pipeline.models.heads import head_logprobs
-from pipeline.models.policy import Episodes, response_hidden, to_grid
+from pipeline.models.policy import Episodes, to_grid
 from pipeline.training.experience import Experience, LossTerm, Measured, Rows, in_turn
-from pipeline.training.judging import RolloutContext
+from pipeline.training.judging import RolloutContext, logprobs_of
 from pipeline.training.update import Learner, MiniBatch
 
 
@@ -112,13 +111,8 @@ def stored_experience(context: RolloutContext, stored: Episodes, update: int) ->
     share = ranks.share(range(len(rows)))
     mine = episodes.each(lambda column: column[share])
 
-    def logprobs_of(chunk: Episodes) -> list[Tensor]:
-        hidden = response_hidden(context.reference, chunk)
-        return [head_logprobs(context.reference, hidden, chunk.labels, train.temperature)]
-
-    with context.timed("score"), torch.no_grad():
-        (logprobs,) = ranks.all_fit(lambda: mine.grids(1, context.room, logprobs_of))
-        logprobs = ranks.gathered(logprobs)
+    with context.timed("score"):
+        logprobs = ranks.gathered(ranks.all_fit(lambda: logprobs_of(context, context.reference, mine)))
     nothing = torch.zeros_like(logprobs)
     preferred = torch.tensor([1.0, -1.0], device=device).repeat(len(pairs)).unsqueeze(1)
     advantages = torch.where(episodes.response_mask, preferred, 0.0)

@@ -67,12 +67,6 @@ def carried_on(last: Artifact, out: Path) -> dict[str, Any]:
     return {**meta, "round": {**last.meta["round"], "number": number_of(last)}, "note": "the trial has ended before"}
 
 
-def name_of(artifact: Artifact) -> str:
-    """Name an artifact in metadata: ``train-1/<digest>``. Its key would also change where only the code before it
-    does."""
-    return f"{artifact.stage}/{artifact.digest[:DIGITS]}"
-
-
 def round_of(
     cfg: TrialConfig, out: Path, device: torch.device, ledger: Ledger, reward: Artifact, last_train: Artifact | None
 ) -> Round | None:
@@ -99,5 +93,6 @@ def described(cfg: TrialConfig, last_train: Artifact | None, **artifacts: Artifa
     """The networks of a round by their part in it, for metadata; nothing in a trial with one round."""
     if cfg.rounds == 1:
         return {}
-    names = {what: name_of(artifact) for what, artifact in artifacts.items()}
+    # Not by their keys, which also change where only the code before them does.
+    names = {what: f"{one.stage}/{one.digest[:DIGITS]}" for what, one in artifacts.items()}
     return {"round": {"number": number_of(last_train), "count": cfg.rounds, **names}}

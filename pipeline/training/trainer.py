@@ -81,17 +81,9 @@ class Trainer:
         room = Room("runtime.rollout_batch_size", rows, watch.warn)
         eager = EagerSampler(self.actor.lm, cfg.train.temperature, room, **data.token_ids)
         sampler = choose_sampler(cfg.runtime.sampler, eager, self.precision, watch.warn)
+        start = None if round_ is None else round_.start or reference
         self.rollout_context = RolloutContext(
-            self.actor,
-            reference,
-            score,
-            cfg,
-            data,
-            sampler,
-            room,
-            ledger.timed,
-            self.ranks,
-            start=None if round_ is None else round_.start or reference,
+            self.actor, reference, score, cfg, data, sampler, room, ledger.timed, self.ranks, start=start
         )
         rows = min(cfg.runtime.micro_batch_size, cfg.train.mini_batch_size)
         room = Room("runtime.micro_batch_size", rows, watch.warn)
@@ -244,7 +236,3 @@ class Trainer:
         state.load_learner(content)
         kept, state.update, state.taken = state.planned, ended.update, ended.taken
         return kept
-
-    def state_bytes(self) -> int:
-        """Memory of what training keeps from step to step."""
-        return self.state.nbytes(self.rollout_context.reference, self.round.start)

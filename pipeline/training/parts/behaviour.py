@@ -12,7 +12,6 @@ from torch import Tensor
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.mathematics.masking import masked_mean
 from pipeline.algorithms.mathematics.staleness import corrected, effective_share, ratios
-from pipeline.config.trial import TrialConfig
 from pipeline.models.loading import CausalLM, freeze
 from pipeline.training.part import Part, Terms
 from pipeline.training.parts.settings import RolloutConfig
@@ -26,11 +25,9 @@ class Behaviour(Part[RolloutConfig]):
     those of the policy that sampled.
     """
 
-    def __init__(self, cfg: TrialConfig, settings: RolloutConfig) -> None:
-        super().__init__(cfg, settings)
-        self.copy: CausalLM | None = None
-        self.kept: Mapping[str, Tensor] | None = None
-        self.update = 0
+    copy: CausalLM | None = None
+    kept: Mapping[str, Tensor] | None = None
+    update = 0
 
     def rollout(self, update: int, terms: Terms) -> None:
         self.update = update

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pipeline.algorithms.mathematics.kl import k3
 from pipeline.algorithms.settings import KlConfig, KlPenaltySettings
@@ -104,10 +103,7 @@ class OldKl(Part[KlPenaltySettings]):
 
     keeps = ("coef",)
     measurements = frozenset({MOVED})
-
-    def __init__(self, cfg: TrialConfig, settings: KlPenaltySettings) -> None:
-        super().__init__(cfg, settings)
-        self.coef = START
+    coef = START
 
     def loss(self, rows: Rows) -> LossTerm | None:
         # k3 on samples of the old policy: unbiased and never negative; its gradient is (ratio - 1) ∇ log π.
@@ -134,22 +130,18 @@ class OldKl(Part[KlPenaltySettings]):
 class StopRules(Part[TrainConfig]):
     """Ends a trial by what it records (`train.stop`), judged as a falsifier will judge the record."""
 
+    keeps = ("series",)
+
     def __init__(self, cfg: TrialConfig, settings: TrainConfig) -> None:
         super().__init__(cfg, settings)
-        self._watcher = Watcher(settings.stop)
+        self.series: dict[str, dict[int, float]] = {}
 
     @classmethod
     def asked(cls, cfg: TrialConfig) -> bool:
         return bool(cfg.train.stop)
 
     def recorded(self, step: int, values: Mapping[str, float]) -> None:
-        self._watcher.observe(step, values)
+        Watcher(self.settings.stop, self.series).observe(step, values)
 
     def stop(self) -> str | None:
-        return self._watcher.broken()
-
-    def state(self) -> dict[str, Any]:
-        return self._watcher.state()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self._watcher.load(state)
+        return Watcher(self.settings.stop, self.series).broken()

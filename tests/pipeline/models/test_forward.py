@@ -18,7 +18,7 @@ from pipeline.models.heads import gather, log_probs
 from pipeline.models.loading import check_logits, prepared
 from pipeline.models.policy import ActorCritic, Episodes, response_hidden
 from pipeline.models.seeding import permutation, seed_of, uniforms
-from pipeline.models.trunk import ARCHITECTURES, SHORT, blocks_of, packs, recomputes, recomputing, short_attention
+from pipeline.models.trunk import ARCHITECTURES, SHORT, ShortAttention, blocks_of, packs, recomputes, recomputing
 
 PADDED = ("bloom", "mixtral", "opt", "openai-gpt")
 CHANGED: dict[str, dict[str, Any]] = {
@@ -75,7 +75,7 @@ def test_short_attention_has_the_gradient_of_its_definition() -> None:
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     future = torch.ones(5, 5, dtype=torch.bool).triu(1)
     plain = (torch.softmax((q @ k.mT * 0.3).masked_fill(future, -torch.inf), -1) @ v).transpose(1, 2)
-    ours = short_attention(q, k, v, 0.3)
+    ours = ShortAttention.apply(q, k, v, 0.3)
     torch.testing.assert_close(ours, plain)
     weights = torch.randn_like(ours)
     found, wanted = (torch.autograd.grad(one, (q, k, v), weights) for one in (ours, plain))

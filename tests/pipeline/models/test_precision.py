@@ -160,7 +160,7 @@ def test_a_whole_trial_in_half_precision_keeps_fp32_weights(
 
         monkeypatch.setattr(module, function, looked)
 
-    places = {"training.language_model": "nats", "models.sampling": "inverse_cdf", "stages.evaluate": "drift"}
+    places = {"training.language_model": "text_states", "models.sampling": "inverse_cdf", "stages.evaluate": "drift"}
     for module, function in places.items():
         look(importlib.import_module(f"pipeline.{module}"), function)
     look(learned, "states")

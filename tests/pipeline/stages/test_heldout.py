@@ -25,7 +25,7 @@ from pipeline.rewards.base import Completions
 from pipeline.run.layout import Layout
 from pipeline.run.progress import TrialOutcome
 from pipeline.stages.evaluate import choose, kl_of_best, summarise
-from pipeline.stages.heldout import TIE, agreement, answers, heldout_prompts, preferences, shares
+from pipeline.stages.heldout import TIE, answers, heldout_prompts, preferences
 from pipeline.training.new_actor import load_reference
 from pipeline.trial import run_trial
 from reports.findings.bound import best_win_rate
@@ -66,7 +66,7 @@ def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def win_rate(policy: np.ndarray, reference: np.ndarray) -> tuple[float, float, float]:
-    win, _ = shares(policy, reference)
+    win = preferences(policy, reference, policy, reference)["win"]
     return grouped(win * reference.shape[1], np.full(len(win), reference.shape[1]))
 
 
@@ -152,7 +152,7 @@ def test_preferences_by_hand() -> None:
     }
     # A proxy that is the judge, its opposite, and a constant.
     for sign, agreed in ((1, [3.0, 0.0, 3.0]), (-1, [0.0, 0.0, 0.0]), (0, [1.5, 0.0, 1.5])):
-        assert agreement(GOLD, GOLD_DRAWS, sign * GOLD, sign * GOLD_DRAWS)[0].tolist() == agreed
+        assert preferences(GOLD, GOLD_DRAWS, sign * GOLD, sign * GOLD_DRAWS)["agree"].tolist() == agreed
 
 
 @pytest.mark.parametrize(("scores", "found"), [([-TIE / 2, -TIE / 3], (0.5, 1.0)), ([2 * TIE, 3 * TIE], (0.0, 2.0))])

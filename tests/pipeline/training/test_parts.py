@@ -365,17 +365,14 @@ def watcher(**changes: Any) -> Watcher:
 def test_a_watcher_stops_at_the_record_that_completes_the_evidence(
     broken: list[bool], consecutive: int, every: int, before: int
 ) -> None:
-    """Record by record it gives the same result as the whole series; a copy made from its state goes on alike."""
+    """Record by record it gives the same result as the whole series."""
     one = watcher(consecutive=consecutive, before_step=before)
     for index, bad in enumerate(broken):
         one.observe(index * every, {KL_PER_TOKEN: 0.9 if bad else 0.1, "policy/entropy": 1.0})
-        copy = watcher(consecutive=consecutive, before_step=before)
-        copy.load(one.state())
         seen = [(place * every, 0.9 if flag else 0.1) for place, flag in enumerate(broken[: index + 1])]
         evidence = first_break(">", 0.5, consecutive, counted(seen, before))
-        assert (one.broken() is not None) == bool(evidence) == (copy.broken() is not None)
+        assert (one.broken() is not None) == bool(evidence)
         if evidence:
-            assert one.broken() == copy.broken()
             assert f"at step {evidence[-1][0]}" in str(one.broken())
             assert all(value > 0.5 for _, value in evidence)
             assert len(evidence) == consecutive
