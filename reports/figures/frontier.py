@@ -9,13 +9,7 @@ from matplotlib.axes import Axes
 from pipeline.run.metrics import METRICS
 from reports.figures.marks import estimate_frame, pairs, point
 from reports.figures.style import MUTED, SINGLE, Plot, arm_styles, entries, entry, legend, new_figure, square_root
-from reports.findings.bound import (
-    arms_with_another_reference,
-    best_win_rate,
-    choosing_arms,
-    reference_scores,
-    tilted,
-)
+from reports.findings.bound import arms_with_another_reference, best_win_rate, choosing_arms, reference_scores, tilted
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
 from reports.text.say import say

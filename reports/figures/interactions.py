@@ -17,7 +17,7 @@ from reports.findings.findings import Findings, once
 from reports.records.load import StudyRecords
 from reports.statistics.two_level import Estimate
 from reports.text.say import say
-from reports.text.words import name, number, signed, span
+from reports.text.words import interval, name, number, setting, signed
 
 MOST = 6
 """Pairs of knobs drawn."""
@@ -58,12 +58,15 @@ def _heat(
     rows, columns = crossing.row_values, crossing.column_values
     grid = [[cells.get((row, column)) for column in columns] for row in rows]
     values = np.array([[np.nan if one is None else one.value for one in line] for line in grid])
-    texts = np.array([[_cell(one, metric, signs=signs) for one in line] for line in grid])
+    show = signed if signs else interval
+    texts = np.array(
+        [["" if one is None else show(one, metric).replace(" ", "\n", 1) for one in line] for line in grid]
+    )
     scale = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     colours = {"cmap": "vlag", "center": 0.0, "vmin": -scale, "vmax": scale} if signs else {"cmap": "cividis"}
     sns.heatmap(
         values, ax=axes, annot=texts, fmt="", annot_kws={"fontsize": 6.5, "linespacing": 1.15}, cbar=False,
-        linewidths=1.5, xticklabels=list(map(_word, columns)), yticklabels=list(map(_word, rows)), **colours,
+        linewidths=1.5, xticklabels=list(map(setting, columns)), yticklabels=list(map(setting, rows)), **colours,
     )  # fmt: skip
     at = columns.index(crossing.baseline[1]) + 0.03, rows.index(crossing.baseline[0]) + 0.03
     axes.add_patch(Rectangle(at, 0.94, 0.94, fill=False, ec="black", lw=1.4, zorder=5))
@@ -74,14 +77,6 @@ def _heat(
     axes.grid(visible=False)
 
 
-def _cell(estimate: Estimate | None, metric: str, *, signs: bool) -> str:
-    if estimate is None:
-        return ""
-    if signs:
-        return signed(estimate, metric).replace(" ", "\n", 1)
-    return f"{number(estimate.value, metric)}\n{span(estimate, metric)}"
-
-
 def _row(
     crossing: Crossing, pair: tuple[Any, Any], arm: str, reached: Estimate | None, more: Estimate | None
 ) -> dict[str, Any]:
@@ -90,7 +85,3 @@ def _row(
         numbers = (estimate.value, estimate.low, estimate.high) if estimate else (None, None, None)
         row |= dict(zip((label, f"{label}_low", f"{label}_high"), numbers, strict=True))
     return row | {"seeds": reached.seeds if reached else 0, "prompts": reached.prompts if reached else 0}
-
-
-def _word(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()

@@ -76,11 +76,8 @@ def matched(records: StudyRecords, findings: Findings) -> Plot | None:
 
 def arithmetic(records: StudyRecords) -> dict[str, float]:
     """Return the floating-point operations of a trial of each arm, as a multiple of the baseline's; where known."""
-    if TFLOP not in records.trials.columns:
-        return {}
-    means = records.trials.groupby("arm")[TFLOP].mean().dropna()
-    base = float(means.get(records.study.baseline, 0.0))
-    return {str(arm): float(value) / base for arm, value in means.items() if base > 0}
+    base, spent = records.cost(records.study.baseline, TFLOP), {arm: records.cost(arm, TFLOP) for arm in records.arms}
+    return {arm: value / base for arm, value in spent.items() if base and value is not None}
 
 
 def _label(one: MatchedKL, paid: dict[str, float]) -> str:

@@ -36,11 +36,9 @@ _PROXY_DASHES, _ALARM_DASHES = (0, (3, 1.5)), (0, (2, 1.5))
 def overoptimisation(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw proxy and gold over the drift of each arm's training, both in standard deviations of reference samples."""
     alarms = {alarm.arm: alarm for alarm in findings.alarms}
-    known: dict[str, dict[int, DriftPath]] = {arm: {} for arm in records.arms}
+    known: dict[str, dict[int, DriftPath]] = {}
     for (arm, seed), path in findings.paths.items():
-        if {GOLD, PROXY} <= path.values.keys():
-            known[arm][seed] = path
-    known = {arm: paths for arm, paths in known.items() if paths}
+        known.setdefault(arm, {})[seed] = path
     judged = records.reference_gold()
     arms = [arm for arm in telling(records, findings) if arm in known]
     if not arms or judged is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from reports.figures.marks import point, with_seeds
+from reports.figures.marks import estimate_frame, point
 from reports.figures.style import DOUBLE, Plot, arm_styles, entries, legend, new_figure
 from reports.findings.findings import Findings
 from reports.records.load import StudyRecords
@@ -27,10 +27,9 @@ DODGE = 1.015
 def price(records: StudyRecords, findings: Findings) -> Plot | None:
     """Draw win rate against the tokens and the arithmetic of a trial, a point per arm whose costs are known."""
     judged = [result for result in findings.arms if METRIC in result.estimates]
-    paid = _paid(records)
-    arms = [result for result in judged if result.arm in paid]
-    costs = {result.arm: paid[result.arm] for result in arms}
-    spans = [[own[key] for own in costs.values()] for key in COSTS]
+    costs = {result.arm: {key: records.cost(result.arm, key) or 0.0 for key in COSTS} for result in judged}
+    arms = [result for result in judged if all(costs[result.arm].values())]
+    spans = [[costs[result.arm][key] for result in arms] for key in COSTS]
     if len(arms) < 2 or not any(max(span) > APART * min(span) for span in spans):
         return None
     styles = arm_styles(records.study)
@@ -48,30 +47,13 @@ def price(records: StudyRecords, findings: Findings) -> Plot | None:
         axes.set_xlabel(f"{label}, logarithmic scale")
     panels[0].set_ylabel(f"{name(METRIC)} [fraction]")
     legend(figure, entries(styles, [result.arm for result in arms]))
-    caption = say("figures", "price", arms, [result.arm for result in judged if result.arm not in paid])
+    caption = say("figures", "price", arms, [result.arm for result in judged if result not in arms])
     alt = "; ".join(
         f"{result.arm} {number(result.estimates[METRIC].value)} at"
         f" {costs[result.arm]['cost/generated_tokens'] / 1e6:.2f} million tokens and"
         f" {costs[result.arm]['cost/tflop']:.2f} TFLOP"
         for result in arms
     )
-    data = [
-        one
-        for result in arms
-        for one in with_seeds(
-            {"arm": result.arm, "metric": METRIC, **costs[result.arm]},
-            result.estimates[METRIC],
-            result.per_seed.get(METRIC, {}),
-        )
-    ]
+    data = estimate_frame(arms, (METRIC,)).join(pd.DataFrame.from_dict(costs, orient="index"), on="arm")
     title = "What each arm costs and wins"
-    return Plot(figure, pd.DataFrame(data), title, caption, f"Win rate over cost: {alt}.", wide=True)
-
-
-def _paid(records: StudyRecords) -> dict[str, dict[str, float]]:
-    """Return the mean costs of the arms that have all of them above 0."""
-    if not set(COSTS) <= set(records.trials.columns):
-        return {}
-    means = records.trials.groupby("arm")[list(COSTS)].mean()
-    kept = means[(means > 0).all(axis=1)].astype(float)
-    return {str(arm): {key: float(row[key]) for key in COSTS} for arm, row in kept.iterrows()}
+    return Plot(figure, data, title, caption, f"Win rate over cost: {alt}.", wide=True)

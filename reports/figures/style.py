@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -72,24 +71,13 @@ class Plot:
 
 def arm_styles(study: Study) -> dict[str, ArmStyle]:
     """Return a style for every arm of a study; the same in every figure."""
-    styles, number = {}, count()
-    for arm in study.arm_overrides():
-        if arm == study.baseline:
-            styles[arm] = ArmStyle(INK, "-", "o")
-        else:
-            i = next(number)
-            styles[arm] = ArmStyle(_PALETTE[i % len(_PALETTE)], _DASHES[i % len(_DASHES)], _MARKERS[i % len(_MARKERS)])
-    return styles
+    looks = map(ArmStyle, cycle(_PALETTE), cycle(_DASHES), cycle(_MARKERS))
+    return {arm: ArmStyle(INK, "-", "o") if arm == study.baseline else next(looks) for arm in study.arm_overrides()}
 
 
 def house_style() -> AbstractContextManager[None]:
     """Apply the look of all figures within a ``with`` block."""
-    return mpl.rc_context(_settings())
-
-
-@lru_cache(maxsize=1)
-def _settings() -> mpl.RcParams:
-    return mpl.rc_params_from_file(Path(__file__).with_name("paper.mplstyle"), use_default_template=False)
+    return mpl.rc_context(fname=Path(__file__).with_name("paper.mplstyle"))
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -13,6 +13,7 @@ from reports.records.load import SearchResult, StudyRecords
 from reports.text.say import say
 from reports.text.words import name, number
 from studies.definition.search import Tried, objectives
+from studies.definition.search import pareto as dominating
 
 DRIFT = "eval/kl_per_sequence"
 NAMES_APART = 16
@@ -32,7 +33,7 @@ def pareto(records: StudyRecords, findings: Findings) -> Plot | None:
     drawn = [trial for trial in search.trials if x in trial.values and y in trial.values]
     if not x or not drawn:
         return None
-    best, arms = _front(records, search, drawn, x, y), {number: arm for arm, number in search.confirmed.items()}
+    best, arms = _front(records, search, drawn, x), {number: arm for arm, number in search.confirmed.items()}
     figure = new_figure(SINGLE, 3.3)
     axes = figure.subplots()
     for trial in drawn:
@@ -75,17 +76,10 @@ def _axes(records: StudyRecords, search: SearchResult) -> tuple[str, str]:
     return next((key for key in wanted if key != aims[0] and key in search.metrics), ""), aims[0]
 
 
-def _front(records: StudyRecords, search: SearchResult, drawn: list[Tried], x: str, y: str) -> set[int]:
+def _front(records: StudyRecords, search: SearchResult, drawn: list[Tried], x: str) -> set[int]:
     """Return the trials that kept the constraints and that no other such one beats on both metrics; of several aims,
     those that the search found itself."""
     aims = objectives(records.study)
-    if len(aims) > 1:
-        return set(search.pareto)
-    up = 1 if aims[0].direction == "maximize" else -1
-    # The second metric is then no aim of the search: less of it (drift, a constrained metric) is taken as better.
-    places = {trial.number: (-trial.values[x], up * trial.values[y]) for trial in drawn if trial.feasible}
-    return {
-        number
-        for number, own in places.items()
-        if not any(other != own and other[0] >= own[0] and other[1] >= own[1] for other in places.values())
-    }
+    # Of a single aim the other metric is none: less of it (drift, a constrained metric) is taken as better.
+    less = aims[0].model_copy(update={"metric": x, "direction": "minimize"})
+    return set(search.pareto if len(aims) > 1 else dominating(drawn, (aims[0], less)))

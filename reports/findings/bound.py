@@ -12,13 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.errors import Gone
 from pipeline.run.store import file_in
 from reports.records.load import StudyRecords
-from studies.definition.design import Cell
 
 Array = NDArray[np.float64]
 LEAST_EFFECTIVE = 30.0
@@ -129,27 +127,23 @@ def _scores(records: StudyRecords, where: str) -> pd.DataFrame | None:
         if "source" in samples.columns:
             pairs = pairs[~pairs["heldout"].astype(bool)]  # the held-out pairs are among the samples
         parts += [pairs[["prompt", key]].set_axis(["prompt", "gold"], axis=1) for key in ("gold_first", "gold_second")]
-    whole: pd.DataFrame = pd.concat(parts, ignore_index=True).dropna(subset="gold")
-    return whole
+    return pd.concat(parts, ignore_index=True).dropna(subset="gold")
 
 
 def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
     """A table of a shared stage, None where there is none in the store."""
     try:
-        frame: pd.DataFrame = pq.read_table(file_in(records.folder, where, name)).to_pandas()
+        return pd.read_parquet(file_in(records.folder, where, name))
     except Gone:
         return None
-    return frame
 
 
 def choosing_arms(records: StudyRecords) -> dict[str, int]:
     """Arms that answer with the best of several samples by the proxy, and of how many: their KL is an upper bound."""
-    counts = {cell.arm: cell.config.evaluate.best_of for cell in records.plan if isinstance(cell, Cell)}
-    return {arm: count for arm, count in counts.items() if count > 1}
+    return {arm: one.evaluate.best_of for arm, one in records.configs.items() if one.evaluate.best_of > 1}
 
 
 def arms_with_another_reference(records: StudyRecords) -> list[str]:
     """Arms whose reference is rounded to another number of bits than the baseline's."""
-    bits = {cell.arm: cell.config.adapter.quantize for cell in records.plan if isinstance(cell, Cell)}
-    own = bits.get(records.study.baseline)
-    return [arm for arm, how in bits.items() if own is not None and how != own]
+    bits = {arm: config.adapter.quantize for arm, config in records.configs.items()}
+    return [arm for arm, how in bits.items() if how != bits[records.study.baseline]]

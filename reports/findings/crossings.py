@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config.trial import flatten
 from reports.findings.pairs import contrast_of
 from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.two_level import Estimate
-from studies.definition.design import Cell
 from studies.definition.hypotheses import Weights
 from studies.definition.testable import SEEDS
 
@@ -76,6 +75,9 @@ class Interaction:
     contrast: Contrast
 
 
+_One = TypeVar("_One", SimpleEffect, Interaction)
+
+
 @dataclass(frozen=True)
 class Crossed:
     """A crossing with its contrasts on the study's objective."""
@@ -101,10 +103,11 @@ def crossed(records: StudyRecords) -> tuple[Crossed, ...]:
 
     All contrasts are paired by seed, and by prompt where the metric is known prompt by prompt.
     """
-    return tuple(
-        Crossed(crossing, _simple_effects(records, crossing), _interactions(records, crossing))
-        for crossing in crossings(records)
-    )
+    found = []
+    for crossing in crossings(records):
+        effects = [*_row_by_row(records, crossing), *_row_by_row(records, crossing.transposed)]
+        found.append(Crossed(crossing, _corrected(effects), _corrected(list(_interactions(records, crossing)))))
+    return tuple(found)
 
 
 def crossings(records: StudyRecords) -> list[Crossing]:
@@ -112,12 +115,9 @@ def crossings(records: StudyRecords) -> list[Crossing]:
     study."""
     own = {arm: dict(flatten(overrides)) for arm, overrides in records.study.arm_overrides().items()}
     varied = list(dict.fromkeys(key for overrides in own.values() for key in overrides))
-    configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
-    if set(configs) != set(own):
+    if not records.configs:
         return []  # run by another program: what its arms held equal is not known
-    settings = {
-        arm: dict(flatten(config.model_dump(mode="json", exclude={"profile"}))) for arm, config in configs.items()
-    }
+    settings = {arm: dict(flatten(config.model_dump(mode="json"))) for arm, config in records.configs.items()}
     values = {arm: {key: _plain(settings[arm].get(key, own[arm].get(key))) for key in varied} for arm in own}
     base = values[records.study.baseline]
     found = []
@@ -132,33 +132,24 @@ def crossings(records: StudyRecords) -> list[Crossing]:
     return found
 
 
-def _simple_effects(records: StudyRecords, crossing: Crossing) -> tuple[SimpleEffect, ...]:
-    effects = [*_row_by_row(records, crossing), *_row_by_row(records, crossing.transposed)]
-    corrected = _holm([effect.contrast for effect in effects])
-    return tuple(replace(effect, contrast=one) for effect, one in zip(effects, corrected, strict=True))
-
-
 def _row_by_row(records: StudyRecords, crossing: Crossing) -> Iterator[SimpleEffect]:
     """Compare, in each row, every value of the columns' knob with its baseline value."""
     (base_row, base), arms = crossing.baseline, crossing.arms
-    for row in _from(base_row, crossing.row_values):
+    for row in sorted(crossing.row_values, key=lambda row: bool(row != base_row)):
         for value in crossing.column_values:
             if value != base:
                 contrast = _contrast(records, {arms[row, value]: 1.0, arms[row, base]: -1.0})
                 yield SimpleEffect(crossing.columns, value, base, crossing.rows, row, contrast)
 
 
-def _interactions(records: StudyRecords, crossing: Crossing) -> tuple[Interaction, ...]:
+def _interactions(records: StudyRecords, crossing: Crossing) -> Iterator[Interaction]:
     (base_row, base_column), arms = crossing.baseline, crossing.arms
-    cells = []
     for row in crossing.row_values:
         for column in crossing.column_values:
             if row != base_row and column != base_column:
                 alone = {arms[row, base_column]: -1.0, arms[base_row, column]: -1.0}
                 weights = {arms[row, column]: 1.0, **alone, arms[crossing.baseline]: 1.0}
-                cells.append(Interaction(row, column, _contrast(records, weights)))
-    corrected = _holm([cell.contrast for cell in cells])
-    return tuple(replace(cell, contrast=one) for cell, one in zip(cells, corrected, strict=True))
+                yield Interaction(row, column, _contrast(records, weights))
 
 
 def _contrast(records: StudyRecords, weights: Weights) -> Contrast:
@@ -167,13 +158,9 @@ def _contrast(records: StudyRecords, weights: Weights) -> Contrast:
     return Contrast(weights, effect, two_level.two_level_p(effect) if effect and effect.seeds >= SEEDS else None)
 
 
-def _holm(tested: Sequence[Contrast]) -> list[Contrast]:
-    corrected = two_level.holm([one.p for one in tested])
-    return [replace(one, p_holm=p) for one, p in zip(tested, corrected, strict=True)]
-
-
-def _from(first: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (first, *(value for value in values if value != first))
+def _corrected(tested: Sequence[_One]) -> tuple[_One, ...]:
+    found = zip(tested, two_level.holm([one.contrast.p for one in tested]), strict=True)
+    return tuple(replace(one, contrast=replace(one.contrast, p_holm=p)) for one, p in found)
 
 
 def _ordered(values: tuple[Any, ...]) -> tuple[Any, ...]:

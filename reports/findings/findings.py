@@ -15,7 +15,7 @@ from reports.findings.recommendation import Recommendation, recommend
 from reports.findings.trajectories import ArmAlarm, ArmPeak, Paths, gold_peaks, healths
 from reports.records.load import SearchResult, StudyRecords, load_search
 from reports.statistics import power, two_level
-from reports.statistics.two_level import Estimate, Outcome
+from reports.statistics.two_level import Estimate, Tested
 from studies.claims.evaluations import RATES
 from studies.claims.falsifiers import Outcome as FalsifierOutcome
 from studies.claims.falsifiers import Verdict, overall
@@ -61,21 +61,14 @@ class ArmResult:
 
 
 @dataclass(frozen=True)
-class Effect:
-    """One arm against the baseline on one metric, paired by seed and prompt."""
+class Effect(Tested):
+    """One arm against the baseline on one metric, paired by seed and prompt; the family is the arms of the metric."""
 
     metric: str
     arm: str
     estimate: Estimate | None
     per_seed: dict[int, float]
-    p: float | None
-    """p-value of no effect, on new seeds and new prompts (`two_level_p`)."""
-    p_holm: float | None
-    """`p`, corrected over the arms of this metric."""
-    p_equivalence: float | None
-    """p-value of a difference of `smallest` or more, corrected over this metric's arms; None without `smallest`."""
     maximize: bool
-    outcome: Outcome
     smallest: float | None
     """The smallest difference that matters; None where nobody stated one and it cannot be derived."""
 
@@ -206,21 +199,11 @@ def _effects(records: StudyRecords, metric: str) -> list[Effect]:
     pairs = _pairs(records, metric)
     estimates = [possible(pair.difference(), metric) if pair else None for _, pair in pairs]
     smallest = [smallest_of(records, metric, pair) if pair else None for _, pair in pairs]
-    tested = two_level.verdicts(estimates, smallest, maximize)
+    tested = map(vars, two_level.verdicts(estimates, smallest, maximize))
+    found = [(arm, pair.per_seed() if pair else {}) for arm, pair in pairs]
     return [
-        Effect(
-            metric=metric,
-            arm=arm,
-            estimate=estimate,
-            per_seed=pair.per_seed() if pair else {},
-            p=one.p,
-            p_holm=one.p_holm,
-            p_equivalence=one.p_equivalence,
-            maximize=maximize,
-            outcome=one.outcome,
-            smallest=size,
-        )
-        for (arm, pair), estimate, size, one in zip(pairs, estimates, smallest, tested, strict=True)
+        Effect(**one, metric=metric, arm=arm, estimate=estimate, per_seed=own, maximize=maximize, smallest=size)
+        for (arm, own), estimate, size, one in zip(found, estimates, smallest, tested, strict=True)
     ]
 
 
@@ -242,12 +225,6 @@ def _power(records: StudyRecords) -> tuple[Power, ...]:
 
 def _claims(records: StudyRecords) -> tuple[Claim, ...]:
     """The verdicts that `falsify` gives, grouped by claim."""
-    judged = verdicts(records.study, records.folder, records.plan)
-    grouped = {
-        falsifier.name: tuple(verdict for verdict in judged if verdict.name == falsifier.name)
-        for falsifier in records.study.falsifiers
-    }
-    return tuple(
-        Claim(falsifier, grouped[falsifier.name], overall(grouped[falsifier.name]))
-        for falsifier in records.study.falsifiers
-    )
+    judged, claims = verdicts(records.study, records.folder, records.plan), records.study.falsifiers
+    grouped = [(claim, tuple(verdict for verdict in judged if verdict.name == claim.name)) for claim in claims]
+    return tuple(Claim(claim, own, overall(own)) for claim, own in grouped)

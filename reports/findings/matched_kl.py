@@ -14,7 +14,6 @@ from reports.records.load import StudyRecords
 from reports.statistics import two_level
 from reports.statistics.matched_kl import Refusal, curve_at, enough, interpolate, refusal
 from reports.statistics.two_level import Array, Estimate, Outcome
-from studies.definition.design import Cell
 
 FIXED_BETA = "fixed beta"
 """Name of the method whose arms differ from the baseline in a fixed beta alone."""
@@ -118,8 +117,8 @@ def base_method(records: StudyRecords) -> tuple[str, tuple[str, ...]]:
     for name, arms in (records.study.methods or {}).items():
         if base in arms:
             return name, arms
-    configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
-    if base not in configs or configs[base].kl.control != "fixed":
+    configs = records.configs
+    if not configs or configs[base].kl.control != "fixed":
         return base, (base,)
     rest = {arm: config.model_dump(exclude={"kl": {"beta"}, "train": {"stop"}}) for arm, config in configs.items()}
     alike = tuple(arm for arm in records.arms if rest.get(arm) == rest[base])

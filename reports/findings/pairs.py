@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,10 +64,7 @@ class Shared:
 
     def difference(self) -> Estimate:
         """The first arm minus the second."""
-        (first, under), (second, beneath) = self.tables
-        if self.once:
-            return two_level.over_seeds(list((first - second)[:, 0]))
-        return two_level.difference(first, second, under, beneath)
+        return contrast.estimate((1, -1), self.tables)
 
     def lines(self) -> tuple[Array, Array]:
         """(S, P) tables of two arms whose means differ by the effect."""
@@ -81,7 +78,8 @@ class Shared:
 
     def moments(self) -> Moments:
         """Moments from which the effect's interval is computed."""
-        return two_level.contrast(*self.lines())
+        first, second = self.lines()
+        return replace(moments(first - second), spread=np.hypot(moments(first).spread, moments(second).spread))
 
 
 def shared(records: StudyRecords, metric: str, arms: Sequence[str], *, series: bool = False) -> Shared | None:
@@ -91,7 +89,7 @@ def shared(records: StudyRecords, metric: str, arms: Sequence[str], *, series: b
     seeds = [seed for seed in records.evaluated(arms[0]) if all(seed in own for own in evaluated)]
     columns = per_prompt(records, metric)
     if columns is None:
-        values = [(_ended if series else _recorded)(records, arm, metric) for arm in arms]
+        values = [_ended(records, arm, metric) if series else records.recorded(arm, metric) for arm in arms]
         seeds = [seed for seed in seeds if all(seed in known for known in values)]
         tables = [(np.array([[known[seed]] for seed in seeds]), None) for known in values]
         return Shared(seeds, list(tables), True) if seeds else None
@@ -123,10 +121,6 @@ def smallest_of(records: StudyRecords, metric: str, pair: Shared) -> float | Non
     return None if pair.once else SMALL_EFFECT * float(moments(pair.lines()[1]).spread) or None
 
 
-def _recorded(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
-    return records.recorded(arm, metric)
-
-
 def _ended(records: StudyRecords, arm: str, metric: str) -> Mapping[int, float]:
     """Seed -> value of a metric that exists once per trial; of a series the mean of the last tenth of its records."""
     recorded = records.recorded(arm, metric)
@@ -144,14 +138,13 @@ def possible(estimate: Estimate, metric: str, weights: Sequence[float] = (1, -1)
 def excess(records: StudyRecords, arm: str) -> Estimate | None:
     """Win rate by the proxy - win rate by the judge, of the same answers, as the reports estimate paired effects (new
     seeds and new prompts); None where the two are not known of the same seeds and prompts."""
-    known = [per_prompt(records, metric) for metric in (PROXY, GOLD)]
-    columns = [top for top, _ in filter(None, known)]
-    seeds = records.answered(arm, columns)
+    columns = [pair[0] for metric in (PROXY, GOLD) if (pair := per_prompt(records, metric))]
+    seeds = records.answered(arm, columns) if len(columns) == 2 else []
     prompts = records.shared_prompts([(arm, seed) for seed in seeds], columns)
-    if None in known or not len(prompts):
+    if not len(prompts):
         return None
     proxy, gold = (records.answers(arm, column, seeds, prompts) for column in columns)
-    return two_level.difference(proxy, gold).clipped(-1.0, 1.0)
+    return contrast.estimate((1, -1), [(proxy, None), (gold, None)]).clipped(-1.0, 1.0)
 
 
 def by_the_proxy_alone(arms: Sequence[ArmResult]) -> list[ArmResult]:

@@ -53,15 +53,10 @@ class Recommendation:
         return self.compared == 1 or len(self.rivals) < self.compared - 1
 
 
-def constraints_of(records: StudyRecords) -> tuple[Constraint, ...]:
-    """The bounds that a study sets for the recommended arm."""
-    search = records.study.search
-    return records.study.constraints or (search.constraints if search else ())
-
-
 def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool) -> Recommendation | None:
     """The best arm of a study; None where fewer than two arms were evaluated on the objective, or none may be used."""
-    metric, bounds = records.study.objective.metric, constraints_of(records)
+    study, metric = records.study, records.study.objective.metric
+    bounds = study.constraints or (study.search.constraints if study.search else ())
     evaluated = [arm for arm in arms if metric in arm.estimates and arm.per_seed.get(metric)]
     kept = [arm for arm in evaluated if all(_keeps(arm, bound) for bound in bounds)]
     if len(evaluated) < 2 or not kept:
@@ -72,6 +67,7 @@ def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool
     pair = shared(records, metric, [best.arm, second.arm]) if second else None
     lead = pair.difference().value if pair else None
     seeds = best.per_seed[metric]
+    bad = prediction_bound(list(seeds.values()), lower=maximize)
     worst = (min if maximize else max)(seeds.items(), key=lambda item: item[1])
     return Recommendation(
         arm=best.arm,
@@ -83,8 +79,8 @@ def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool
         excluded=tuple(arm.arm for arm in evaluated if arm not in kept),
         constraints=bounds,
         worst_seed=worst,
-        bad_seed=_possible(metric, prediction_bound(list(seeds.values()), lower=maximize)),
-        seconds=_seconds(records, best.arm),
+        bad_seed=None if bad is None else min(max(bad, METRICS[metric].low), METRICS[metric].high),
+        seconds=records.cost(best.arm, "cost/wall_s"),
     )
 
 
@@ -107,11 +103,6 @@ def prediction_bound(values: list[float], *, lower: bool, one_in: int = ONE_IN) 
     return float(array.mean()) + (-reach if lower else reach)
 
 
-def _possible(metric: str, value: float | None) -> float | None:
-    """A bound cut to the metric's possible range."""
-    return None if value is None else min(max(value, METRICS[metric].low), METRICS[metric].high)
-
-
 def _keeps(arm: ArmResult, bound: Constraint) -> bool:
     estimate = arm.estimates.get(bound.metric)
     return estimate is not None and bound.violation(estimate.value) <= 0
@@ -130,10 +121,3 @@ def _rivals(records: StudyRecords, metric: str, best: str, others: list[str], ma
         for other, effect, p in zip(others, effects, corrected, strict=True)
         if effect is None or p is None or p >= two_level.ALPHA or (effect.value > 0) != maximize
     )
-
-
-def _seconds(records: StudyRecords, arm: str) -> float | None:
-    if "cost/wall_s" not in records.trials.columns:
-        return None
-    spent = records.trials.loc[records.trials["arm"] == arm, "cost/wall_s"].dropna()
-    return float(spent.mean()) if len(spent) else None

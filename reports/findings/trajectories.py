@@ -40,14 +40,13 @@ class ArmAlarm:
 def paths(records: StudyRecords) -> Paths:
     """(arm, seed) -> KL and rewards along the training of every trial that recorded them; a failed one is going to run
     again."""
-    by_trial: Paths = {}
-    for trial, frame in trajectories(records).items():
-        path = drift_path(
-            _numbers(frame, "step"), _numbers(frame, "kl"), {key: _numbers(frame, key) for key in _rewards(frame)}
-        )
-        if path is not None:
-            by_trial[trial] = path
-    return by_trial
+    found = {
+        trial: drift_path(step, kl, dict(zip(REWARDS, rewards, strict=True)))
+        for trial, frame in trajectories(records).items()
+        if {*REWARDS} <= set(frame.columns)
+        for step, kl, *rewards in [_numbers(frame, "step", "kl", *REWARDS)]
+    }
+    return {trial: path for trial, path in found.items() if path is not None}
 
 
 def kl_source(records: StudyRecords) -> str:
@@ -58,12 +57,10 @@ def kl_source(records: StudyRecords) -> str:
 
 def alarms(records: StudyRecords) -> tuple[ArmAlarm, ...]:
     """Find where over-optimisation began in each arm; at most 5 % of studies without a trend raise any alarm."""
-    trials: dict[str, dict[int, Updates]] = {arm: {} for arm in records.arms}
+    tried: dict[str, dict[int, Updates]] = {}
     for (arm, seed), frame in trajectories(records).items():
         if {*REWARDS} <= set(frame.columns):
-            step, kl, gold, proxy = (_numbers(frame, key) for key in ("step", "kl", *REWARDS))
-            trials[arm][seed] = Updates(step, kl, gold, proxy)
-    tried = {arm: by_seed for arm, by_seed in trials.items() if by_seed}
+            tried.setdefault(arm, {})[seed] = Updates(*_numbers(frame, "step", "kl", *REWARDS))
     raised = alarm.alarms([list(by_seed.values()) for by_seed in tried.values()])
     result = []
     for (arm, by_seed), found in zip(tried.items(), raised, strict=True):
@@ -100,12 +97,8 @@ def trajectories(records: StudyRecords) -> dict[tuple[str, int], pd.DataFrame]:
     return {trial: groups[trial] for trial in planned if trial in groups and status.get(trial) != "failed"}
 
 
-def _numbers(frame: pd.DataFrame, key: str) -> Array:
-    return frame[key].to_numpy(dtype=np.float64)
-
-
-def _rewards(frame: pd.DataFrame) -> list[str]:
-    return [key for key in REWARDS if key in frame.columns and frame[key].notna().any()]
+def _numbers(frame: pd.DataFrame, *keys: str) -> list[Array]:
+    return [frame[key].to_numpy(dtype=np.float64) for key in keys]
 
 
 @dataclass(frozen=True)
@@ -130,7 +123,7 @@ def gold_peaks(records: StudyRecords) -> tuple[ArmPeak, ...]:
     found: dict[str, dict[int, Peak]] = {}
     for (arm, number), frame in trajectories(records).items():
         if GOLD in frame.columns:
-            own = peak(*(frame[key].to_numpy(dtype=np.float64) for key in ("step", "kl", GOLD)))
+            own = peak(*_numbers(frame, "step", "kl", GOLD))
             if own is not None:
                 found.setdefault(arm, {})[number] = own
     return tuple(

@@ -15,8 +15,6 @@ from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.results import effect_word
 from reports.tables.table import (
-    DASH,
-    TONES,
     Head,
     Table,
     TableCell,
@@ -26,6 +24,7 @@ from reports.tables.table import (
     sample,
     shown,
     size,
+    toned,
     write,
 )
 from reports.tables.table import words as head
@@ -33,7 +32,6 @@ from reports.text.answer import answer
 from reports.text.say import say
 from reports.text.words import name, number
 from studies.claims.falsifiers import OUTCOMES
-from studies.definition.design import Cell
 from studies.definition.schema import Study
 
 WIN_RATE = "eval/win_rate"
@@ -83,12 +81,6 @@ class Compared:
         """Count the verdicts on an arm's trials."""
         found = [one.outcome for claim in self.findings.claims for one in claim.verdicts if one.arm == arm]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
-
-    def cost(self, arm: str, key: str) -> float | None:
-        """Mean over the ended trials of an arm; None where it is not known."""
-        trials = self.records.trials
-        ended = trials[(trials["arm"] == arm) & ~trials["status"].isin(["missing", "stale"])]
-        return float(ended[key].astype(float).mean()) if key in ended.columns and len(ended) else None
 
 
 def compare(found: Sequence[tuple[StudyFolder, Study]], root: Path) -> tuple[Path, str]:
@@ -156,13 +148,9 @@ def verdicts_table(studies: Sequence[Compared]) -> Table:
         if len(verdicts) > 1
     ]
 
-    def verdict(row: tuple[str, str, dict[str, str], str], label: str) -> TableCell:
-        word = row[2].get(label, "–")
-        return TableCell(word, tone=TONES.get(word, ""))
-
     shape = (
         (head("claim"), lambda row: TableCell(row[0], row[1])),
-        *[(head(s.label), lambda row, label=s.label: verdict(row, label)) for s in studies],
+        *[(head(s.label), lambda row, label=s.label: toned(row[2].get(label, "–"))) for s in studies],
         (head("together"), lambda row: row[3]),
     )
     data = [{"claim": name, "condition": words, **each, "together": both} for name, words, each, both in rows]
@@ -179,26 +167,18 @@ def comparison_table(studies: Sequence[Compared]) -> Table:
     def biggest(result: ArmResult) -> Any:
         return max(result.estimates.values(), key=lambda estimate: estimate.prompts, default=None)
 
-    def finding(row: tuple[Compared, ArmResult]) -> TableCell:
-        word = row[0].finding(row[1].arm)
-        return TableCell(word, tone=TONES.get(word, ""))
-
     def claims(row: tuple[Compared, ArmResult]) -> str:
         counts = row[0].claims(row[1].arm)
         return ", ".join(f"{n} {outcome.lower()}" for outcome, n in counts.items() if n) or "–"
-
-    def spent(row: tuple[Compared, ArmResult], key: str) -> TableCell | str:
-        value = row[0].cost(row[1].arm, key)
-        return DASH if value is None else number(value)
 
     shape = (
         (head("study"), lambda row: row[0].label),
         (head("arm"), lambda row: row[1].arm),
         (Head("n", "seeds × prompts"), lambda row: TableCell(size(biggest(row[1])), row[1].flags)),
         *[(Head(name(key), units[key]), lambda row, key=key: shown(row[1].estimates.get(key), key)) for key in keys],
-        (head("against its baseline", "on the study's objective"), finding),
+        (head("against its baseline", "on the study's objective"), lambda row: toned(row[0].finding(row[1].arm))),
         (head("claims", "trials"), claims),
-        *[(COSTS[key], lambda row, key=key: spent(row, key)) for key in costs],
+        *[(COSTS[key], lambda row, key=key: number(row[0].records.cost(row[1].arm, key))) for key in costs],
     )
     data = [
         {"study": s.records.study.name, "profile": s.records.profile, "design": s.records.digest, "arm": result.arm}
@@ -206,7 +186,7 @@ def comparison_table(studies: Sequence[Compared]) -> Table:
         | {column: value for key in keys for column, value in columns(key, result.estimates.get(key)).items()}
         | {"baseline": result.arm == s.records.study.baseline, "finding": s.finding(result.arm)}
         | {f"claims_{one.lower().replace(' ', '_')}": n for one, n in s.claims(result.arm).items()}
-        | {key: s.cost(result.arm, key) for key in costs}
+        | {key: s.records.cost(result.arm, key) for key in costs}
         for s, result in rows
     ]
     return declared("comparison", "Arms of all studies", rows, shape, data)
@@ -222,8 +202,5 @@ def _caveats(studies: Sequence[Compared]) -> list[str]:
             continue  # other prompts, references or rewards bring other answers with them
         if len({tuple(own) for own in known.values()}) > 1 or any(len(own) > 1 for own in known.values()):
             caveats.append(say("compare", "not_shared", things, known))
-    sizes = {
-        s.label: sorted({cell.config.evaluate.prompts for cell in s.records.plan if isinstance(cell, Cell)})
-        for s in studies
-    }
+    sizes = {s.label: sorted({one.evaluate.prompts for one in s.records.configs.values()}) for s in studies}
     return caveats + ([say("compare", "sizes", sizes)] if len(set(map(tuple, sizes.values()))) > 1 else [])

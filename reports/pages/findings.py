@@ -17,7 +17,7 @@ import yaml
 from reports.figures.papers import papers, predicted
 from reports.figures.style import PNG_DPI, house_style
 from reports.pages.page import rendered, write_text
-from reports.tables.table import DASH, Head, Table, TableCell, declared, words, write
+from reports.tables.table import DASH, Head, Table, TableCell, declared, toned, words, write
 from reports.text.words import number
 from studies.definition.schema import study_names
 
@@ -30,7 +30,6 @@ VERDICTS = {
     "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",
 }  # fmt: skip
 """Verdict on a finding, by that on the claim of ours which states it."""
-_TONES = {"REPRODUCED": "good", "REFUTED": "bad"}
 
 
 @cache
@@ -120,7 +119,7 @@ def _table(tested: list[dict[str, Any]]) -> Table:
     shape = (
         (words("finding of a paper"), lambda row: TableCell(row["finding"], row["source"])),
         (words("testbed"), lambda row: row["testbed"]),
-        (words("verdict"), lambda row: TableCell(row["verdict"], row["why"], _TONES.get(row["verdict"], ""))),
+        (words("verdict"), lambda row: toned(row["verdict"], row["why"])),
         (words("our claim"), _claim),
         (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
         (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),

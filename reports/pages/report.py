@@ -24,7 +24,6 @@ from reports.text.hypotheses import confirmed_sentence, summary, verdict_sentenc
 from reports.text.methods import methods
 from reports.text.words import interval
 from studies.claims.symptoms import BANDS
-from studies.definition.design import Cell
 from studies.definition.schema import Study
 
 if TYPE_CHECKING:
@@ -106,12 +105,8 @@ def _samples(records: StudyRecords) -> tuple[int | None, list[dict[str, Any]]]:
     if frame.empty:
         return None, []
     arms_of = frame.groupby("seed")["arm"].nunique()
-    numbers = records.seeds
-    seed = min(numbers, key=lambda candidate: (-int(arms_of.get(candidate, 0)), numbers.index(candidate)))
-    chosen = frame[frame["seed"] == seed].sort_values(
-        "arm", key=lambda arms: arms.map(records.arms.index), kind="stable"
-    )
-    groups = (rows.to_dict("records") for _, rows in chosen.groupby("prompt_id", sort=True))
+    seed = max(records.seeds, key=lambda candidate: int(arms_of.get(candidate, 0)))  # the first of equal ones
+    groups = (rows.to_dict("records") for _, rows in frame[frame["seed"] == seed].groupby("prompt_id"))
     return seed, [{"prompt": str(rows[0]["prompt"]), "completions": _completions(rows)} for rows in groups]
 
 
@@ -136,27 +131,19 @@ def _score(value: Any) -> str:
 
 def _baseline_config(records: StudyRecords) -> list[tuple[str, str, str]]:
     """Key, value in the baseline, and the arms' values where they differ, an algorithm's own settings included."""
-    cell = next(cell for cell in records.plan if cell.arm == records.study.baseline)
-    if not isinstance(cell, Cell):
-        return []  # run by another program
-    same_seed = [other for other in records.plan if isinstance(other, Cell) and other.seed == cell.seed]
-    values = {other.arm: _values(other) for other in same_seed}
+    values = {arm: _values(config) for arm, config in records.configs.items()}
     rows = []
-    for key, value in _values(cell).items():
+    for key, value in values.get(records.study.baseline, {}).items():
         others = [f"{arm}: {given[key]}" for arm, given in values.items() if key in given and given[key] != value]
-        rows.append((key, str(value), ", ".join(others) + _description(key) * (not others)))
+        field = fields_along(TrialConfig, key)[-1]
+        rows.append((key, str(value), ", ".join(others) or (field.description if field else "") or ""))
     return rows
 
 
-def _values(cell: Cell) -> dict[str, Any]:
+def _values(config: TrialConfig) -> dict[str, Any]:
     """The settings of a trial that act, but for its seed."""
-    acting = dict(flatten(content_of(cell.config, cell.config)))
+    acting = dict(flatten(content_of(config, config)))
     return {key: value for key, value in acting.items() if key not in ("profile", "train.seed", "runtime.code")}
-
-
-def _description(key: str) -> str:
-    field = fields_along(TrialConfig, key)[-1]
-    return (field.description or "") if field is not None else ""
 
 
 def _environments(records: StudyRecords) -> list[tuple[str, list[tuple[str, str]]]]:

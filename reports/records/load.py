@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from pipeline.config.trial import flatten
+from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Gone, UserError
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord, read_json, read_sealed
 from pipeline.run.metrics import known
@@ -97,14 +97,19 @@ class StudyRecords:
     def baseline_values(self) -> dict[str, Any]:
         """Short name -> value of every knob that the other arms change, of a baseline without a name of its own; else
         empty."""
-        cell = next(cell for cell in self.plan if cell.arm == self.study.baseline)
-        if self.study.baseline != BASELINE or not isinstance(cell, Cell):
+        if self.study.baseline != BASELINE or not self.configs:
             return {}
         labels = short_names(
             dict.fromkeys(key for changed in self.study.arm_overrides().values() for key, _ in flatten(changed))
         )
-        own = dict(flatten(cell.config.model_dump(mode="json")))
+        own = dict(flatten(self.configs[BASELINE].model_dump(mode="json")))
         return {label: own[key] for key, label in labels.items() if key in own}
+
+    @cached_property
+    def configs(self) -> dict[str, TrialConfig]:
+        """Arm -> configuration of its trial with the first seed; empty for trials of other programs."""
+        first = self.plan[0].seed
+        return {cell.arm: cell.config for cell in self.plan if isinstance(cell, Cell) and cell.seed == first}
 
     def reported(self, evaluation: Sequence[str], ends: Sequence[str]) -> tuple[str, ...]:
         """Return the metrics to report: those of the evaluation, or of another program those of either list that some
@@ -139,6 +144,12 @@ class StudyRecords:
         chosen = self.trials if arm is None else self.trials[self.trials["arm"] == arm]
         found = chosen["status"].value_counts()
         return {status: int(found[status]) for status in STATUSES if status in found}
+
+    def cost(self, arm: str, key: str) -> float | None:
+        """Return the mean of a cost over the ended trials of an arm; None where it is not known."""
+        ended = self.trials[(self.trials["arm"] == arm) & ~self.trials["status"].isin([MISSING, STALE])]
+        known = ended.get(key, pd.Series(dtype=float)).dropna()
+        return float(known.mean()) if len(known) else None
 
     def evaluated(self, arm: str) -> list[int]:
         """Return the seeds of an arm that have per-prompt results, or of imported trials ended soundly."""
@@ -195,17 +206,11 @@ class StudyRecords:
         means, within = (rows[column].to_numpy(dtype=np.float64) for column in columns)
         return float(means.mean()), math.sqrt(float(means.var() + (within**2).mean()))
 
-    def shared_prompts(self, rows: Sequence[tuple[str, int]], columns: Sequence[str] = ()) -> pd.Index:
+    def shared_prompts(self, rows: Sequence[tuple[str, int]], columns: Sequence[str]) -> pd.Index:
         """Return the prompts that the trials of these arms and seeds all answered, with a value in each of `columns`,
         ascending; all prompts unless configurations were mixed or imported outcomes have gaps."""
-        tables = [self._of_seed.get(row) for row in rows]
-        shared: pd.Index = pd.Index([], dtype=np.int64)
-        for place, table in enumerate(tables):
-            if table is None:
-                return pd.Index([], dtype=np.int64)
-            index = table.index if not columns else table.dropna(subset=list(columns)).index
-            shared = shared.intersection(index) if place and not index.equals(shared) else index
-        return shared.sort_values()
+        indices = [self._of_seed[row].dropna(subset=list(columns)).index for row in rows]
+        return reduce(pd.Index.intersection, indices).sort_values() if indices else pd.Index([])
 
     @cached_property
     def _recorded(self) -> dict[str, pd.DataFrame]:
@@ -237,31 +242,24 @@ class StudyRecords:
 def find_study(layout: Layout, name_or_path: str, profile: str | None = None) -> tuple[StudyFolder, Study]:
     """Find the study as its YAML is now, and its folder; `profile` replaces the study's own.
 
-    Raises `UserError` when there is no such study, or when it has never been run on that profile.
+    Raises `UserError` when there is no such study, or when it has never been run on that profile, and `Damaged` for one
+    whose file is not as written.
     """
     study = load_study(name_or_path)
     folder = layout.study(study.name, profile or study.profile)
-    require_run(folder, study)
-    return folder, study
-
-
-def require_run(folder: StudyFolder, study: Study) -> None:
-    """Raise `UserError` for a study that has no records in this folder, and `Damaged` for one whose file is not as
-    written."""
     if folder.started():
-        return
+        return folder, study
     if study.imported is not None:
         raise UserError(
             f"study '{study.name}' has no records here (no {folder.study_file}); import them: ablate import FOLDER"
             f" --name {study.name} --map MAP"
         )
-    profile = folder.path.name
+    on = folder.path.name
     others = sorted(path.parent.name for path in folder.path.parent.glob("*/study.json"))
     seen = f"; it has been run on: {', '.join(others)}" if others else ""
-    how = command("study", study.argument, None if profile == study.profile else profile)
+    how = command("study", study.argument, None if on == study.profile else on)
     raise UserError(
-        f"study '{study.name}' has not been run on profile '{profile}' (no {folder.study_file}){seen}; run it first:"
-        f" {how}"
+        f"study '{study.name}' has not been run on profile '{on}' (no {folder.study_file}){seen}; run it first: {how}"
     )
 
 
@@ -277,21 +275,26 @@ class _Gathered:
 def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
     """Read study.json, all trial records and the tables of their artifacts.
 
-    Raises `UserError` when the study was never run, `Damaged` for a file that is not what was written, and `Gone` where
-    results are no longer on disk.
+    Raises `UserError` where nothing of it can be shown, `Damaged` for a file that is not what was written, and `Gone`
+    where results are no longer on disk.
     """
-    require_run(folder, study)
     started = folder.started()
     profile, overrides = str(started["profile"]), started["overrides"]
     claims = standing(study, folder, profile, overrides)
     study = confirmation(study, folder)
     plan = planned(study, profile, overrides)
     gathered = _Gathered()
-    records = _read_records(folder, plan, gathered.notes)
     digests = {(cell.arm, cell.seed): cell.digest for cell in plan}
+    found = {(record.arm, record.seed): record for record in folder.records()}
+    records = {cell: record for cell, record in found.items() if cell in digests}
+    for arm, seed in found:
+        if (arm, seed) not in records and not arm.startswith(SEARCH):  # a search has a file of its own
+            gathered.notes.append(f"Arm {arm} seed {seed} is recorded but no longer part of the study; it is left out.")
     current = [record for cell, record in records.items() if record.config_digest == digests[cell]]
     refuse_lost(folder, current, kept=folder.report / "index.html")
-    rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in _by_arm(study, plan)]
+    order = list(study.arm_overrides())  # the plan goes seed by seed
+    ordered = sorted(plan, key=lambda cell: order.index(cell.arm))
+    rows = [_trial(folder, cell, records.get((cell.arm, cell.seed)), gathered) for cell in ordered]
     for row in rows if study.objective.worst is not None else ():
         row |= {"evaluated": True, study.objective.metric: study.objective.worst} if row["status"] == "diverged" else {}
     _refuse_empty(folder, rows)
@@ -311,25 +314,6 @@ def load_records(folder: StudyFolder, study: Study) -> StudyRecords:
         notes=tuple(gathered.notes),
         standing=claims,
     )
-
-
-def _read_records(folder: StudyFolder, plan: Iterable[Planned], notes: list[str]) -> dict[tuple[str, int], TrialRecord]:
-    expected = {(cell.arm, cell.seed) for cell in plan}
-    records: dict[tuple[str, int], TrialRecord] = {}
-    for record in folder.records():
-        if (record.arm, record.seed) in expected:
-            records[record.arm, record.seed] = record
-        elif not record.arm.startswith(SEARCH):  # the page describes a search from its own file
-            notes.append(
-                f"Arm {record.arm} seed {record.seed} is recorded but no longer part of the study; it is left out."
-            )
-    return records
-
-
-def _by_arm(study: Study, plan: Iterable[Planned]) -> list[Planned]:
-    order = {arm: index for index, arm in enumerate(study.arm_overrides())}
-    places = {seed: place for place, seed in enumerate(study.seeds)}
-    return sorted(plan, key=lambda cell: (order[cell.arm], places[cell.seed]))
 
 
 def _trial(folder: StudyFolder, cell: Planned, record: TrialRecord | None, gathered: _Gathered) -> dict[str, Any]:

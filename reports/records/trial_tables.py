@@ -48,7 +48,8 @@ def read_curves(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> p
     values = frame.astype(np.float64)
     values = values.where(np.isfinite(values))
     values.insert(0, "step", steps)
-    return _labelled(values.drop_duplicates("step", keep="last").sort_values("step"), record)
+    values = values.drop_duplicates("step", keep="last").sort_values("step")
+    return values.assign(arm=record.arm, seed=record.seed)
 
 
 def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
@@ -65,13 +66,13 @@ def read_answers(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> 
         raise Damaged(path, f"no column {', '.join(absent)}", _AGAIN)
     if not frame.get("decided", pd.Series([1.0])).any():
         frame = frame.drop(columns=["agree", "decided"], errors="ignore")  # a share of no pairs is no result
-    return _labelled(frame, record) if len(frame) else None
+    return frame.assign(arm=record.arm, seed=record.seed) if len(frame) else None
 
 
 def read_samples(folder: StudyFolder, record: TrialRecord, notes: list[str]) -> pd.DataFrame | None:
     """Return the table of samples with its texts; None where there is none."""
     path = _path(folder, record, "evaluate", "samples.parquet", notes)
-    return None if path is None else _labelled(_read(path, PROMPT_COLUMNS.__contains__), record)
+    return _read(path, PROMPT_COLUMNS.__contains__).assign(arm=record.arm, seed=record.seed) if path else None
 
 
 def together(tables: Sequence[pd.DataFrame], columns: Iterable[str]) -> pd.DataFrame:
@@ -81,10 +82,6 @@ def together(tables: Sequence[pd.DataFrame], columns: Iterable[str]) -> pd.DataF
         return pd.DataFrame({column: pd.Series(dtype=object) for column in first})
     whole = pd.concat(tables, ignore_index=True)
     return whole.reindex(columns=list(dict.fromkeys([*first, *whole.columns])))
-
-
-def _labelled(frame: pd.DataFrame, record: TrialRecord) -> pd.DataFrame:
-    return frame.assign(arm=record.arm, seed=record.seed)
 
 
 def _path(folder: StudyFolder, record: TrialRecord, stage: str, name: str, notes: list[str]) -> Path | None:

@@ -77,8 +77,7 @@ def alarms(arms: Sequence[Sequence[Updates]], level: float = FALSE_ALARMS) -> li
 def block_means(values: Array, blocks: int = BLOCKS) -> Array:
     """Means of so many blocks of equal length; shapes (..., N) and (..., blocks), N at least `blocks`."""
     edges = _edges(values.shape[-1], blocks)
-    result: Array = np.add.reduceat(values, edges[:-1], axis=-1) / np.diff(edges)
-    return result
+    return np.asarray(np.add.reduceat(values, edges[:-1], axis=-1) / np.diff(edges))
 
 
 @lru_cache(maxsize=64)
@@ -117,22 +116,19 @@ def _root(records: int, null: tuple[float, float]) -> Array:
 def _noise(variances: Array) -> Array:
     """Standard deviations from the variances of an arm's trials, the first axis: pooled, but of no trial smaller than
     its own."""
-    result: Array = np.sqrt(np.maximum(variances.mean(0), variances))
-    return result
+    return np.asarray(np.sqrt(np.maximum(variances.mean(0), variances)))
 
 
 def _variance(means: Array) -> Array:
     """Variance of a block mean from second differences of neighbours; shapes (..., B) and (...)."""
-    result: Array = (np.diff(means, 2, axis=-1) ** 2).mean(-1) / 6
-    return result
+    return np.asarray((np.diff(means, 2, axis=-1) ** 2).mean(-1) / 6)
 
 
 def _largest_fall(means: Array) -> Array:
     """Return the fall from the highest mean to the lowest one after it; shapes (..., B) and (...)."""
     lowest_after = np.minimum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
     highest = means.argmax(-1)
-    result: Array = means.max(-1) - np.take_along_axis(lowest_after, highest[..., None], axis=-1)[..., 0]
-    return result
+    return np.asarray(means.max(-1) - np.take_along_axis(lowest_after, highest[..., None], axis=-1)[..., 0])
 
 
 def _of_arm(trials: Sequence[Updates], limit: float) -> list[Alarm | None]:

@@ -43,9 +43,9 @@ def combine(weights: Sequence[float], tables: Sequence[tuple[Array, Array | None
 def estimate(weights: Sequence[float], tables: Sequence[tuple[Array, Array | None]]) -> Estimate:
     """Mean of the combined table with its interval: over seeds and prompts, or over seeds alone where P = 1.
 
-    The prior's scale is that of a weighted sum of independent seed effects, ``sqrt(sum_i w_i^2 scale_i^2)``, so the
-    contrast of two arms has the interval of `two_level.difference`. Raises `ValueError` as `combine`, and for
-    non-finite values.
+    The interval is made on the scale of the contrast itself, for rates too: 0 is no boundary of a difference. The
+    prior's scale is that of a weighted sum of independent seed effects, ``sqrt(sum_i w_i^2 scale_i^2)``: pairing by
+    prompt makes the differences over prompts smaller, but not those between seeds. Raises `ValueError` as `combine`.
     """
     table = combine(weights, tables)
     if table.shape[1] == 1:

@@ -68,8 +68,7 @@ class Posterior:
         from scipy.special import ndtr
 
         far = np.asarray(distance, dtype=np.float64)[..., None]
-        result: Array = (self.weights * 2.0 * ndtr(-far / self.sds)).sum(-1)
-        return result
+        return np.asarray((self.weights * 2.0 * ndtr(-far / self.sds)).sum(-1))
 
     def half_width(self, level: float) -> Array:
         """Distance within which the true mean lies with probability `level`, shape (...), to a relative 1e-9.

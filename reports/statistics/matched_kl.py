@@ -26,7 +26,7 @@ ends at a ratio of r, the curve lies below it by up to ((√r - 1) / (√r + 1))
 ratio of 2, 11 % at 4."""
 LEAST_SEEDS = 2
 """Seeds that a comparison needs, and at least half of the arm's planned seeds: fewer are too few to compare."""
-_APART = 1e-9
+_APART = 1e-4
 _STEP = 1e-5
 
 
@@ -58,16 +58,12 @@ def curve_at(kl: Array, values: Array, reference: Array | None, own: Array) -> A
     xs, ys, at = kl.mean(1), values.mean(1), float(own.mean())
     if why := refusal(xs, at, reference is not None):
         raise ValueError(f"no curve at {at:g}: {why}")
-    scores = list(values)
     if reference is not None:
-        xs, ys, scores = np.append(0.0, xs), np.append(reference.mean(), ys), [reference, *scores]
+        kl, values = np.vstack([np.zeros_like(own), kl]), np.vstack([reference, values])
+        xs, ys = kl.mean(1), values.mean(1)
     by_kl, by_value, slope = _gradient(xs, ys, at)
-    table = interpolate(xs, ys, at) + slope * (own - at)
-    for weight, score, mean in zip(by_value, scores, ys, strict=True):
-        table = table + weight * (score - mean)
-    for weight, drift, mean in zip(by_kl[-len(kl) :], kl, xs[-len(kl) :], strict=True):
-        table = table + weight * (drift - mean)
-    return table
+    moved = by_kl[:, None] * (kl - xs[:, None]) + by_value[:, None] * (values - ys[:, None])
+    return np.asarray(interpolate(xs, ys, at) + slope * (own - at) + moved.sum(0), dtype=np.float64)
 
 
 def interpolate(kl: Array, values: Array, at: float) -> float:
@@ -80,40 +76,9 @@ def interpolate(kl: Array, values: Array, at: float) -> float:
     >>> interpolate(np.array([0.0, 1.0, 4.0]), np.array([0.0, 1.0, 2.0]), 2.25)
     1.5
     """
-    d, x = np.sqrt(kl), float(np.sqrt(at))
-    gaps = np.diff(d)
-    chords = np.diff(values) / gaps
-    slopes = _slopes(gaps, chords)
-    left = int(np.clip(np.searchsorted(d, x, side="right") - 1, 0, len(gaps) - 1))
-    h, t = gaps[left], (x - d[left]) / gaps[left]
-    start, end = slopes[left], slopes[left + 1]
-    return float(
-        values[left] * (1 + 2 * t) * (1 - t) ** 2
-        + h * start * t * (1 - t) ** 2
-        + values[left + 1] * t**2 * (3 - 2 * t)
-        + h * end * t**2 * (t - 1)
-    )
+    from scipy.interpolate import PchipInterpolator
 
-
-def _slopes(gaps: Array, chords: Array) -> Array:
-    """Slopes of the cubic at every point; shapes (K - 1,) and (K,)."""
-    if len(gaps) == 1:
-        return np.repeat(chords, 2)
-    first, second = 2 * gaps[1:] + gaps[:-1], gaps[1:] + 2 * gaps[:-1]
-    same = chords[:-1] * chords[1:] > 0
-    safe = [np.where(same, part, 1.0) for part in (chords[:-1], chords[1:])]
-    inner = np.where(same, (first + second) / (first / safe[0] + second / safe[1]), 0.0)
-    return np.concatenate(
-        [[_end_slope(gaps[0], gaps[1], chords[0], chords[1])], inner, [_end_slope(*gaps[:-3:-1], *chords[:-3:-1])]]
-    )
-
-
-def _end_slope(gap: float, next_gap: float, chord: float, next_chord: float) -> float:
-    """Slope of the parabola through the last three points, cut so that the curve stays monotone."""
-    slope = ((2 * gap + next_gap) * chord - gap * next_chord) / (gap + next_gap)
-    if slope * chord <= 0:
-        return 0.0
-    return 3 * chord if chord * next_chord < 0 and abs(slope) > 3 * abs(chord) else float(slope)
+    return float(PchipInterpolator(np.sqrt(kl), values)(np.sqrt(at)))
 
 
 def _gradient(kl: Array, values: Array, at: float) -> tuple[Array, Array, float]:

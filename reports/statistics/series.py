@@ -44,11 +44,7 @@ def grid_of(steps: Sequence[Array], points: int = POINTS, multiple: int = 1) -> 
     The first cell begins with the first step, so that no update is cut in two. Give the gradient steps of an update as
     `multiple` for what swings within updates (the clip fraction does).
     """
-    union = (
-        np.unique(np.concatenate([np.asarray(series_steps, dtype=np.float64) for series_steps in steps]))
-        if len(steps)
-        else np.zeros(0)
-    )
+    union = np.unique(np.concatenate([np.zeros(0), *steps]))
     if len(union) <= points:
         return union
     width = -(-(union[-1] - union[0] + 1) // (points * multiple)) * multiple
@@ -63,17 +59,12 @@ def align(steps: Sequence[Array], values: Sequence[Array], grid: Array) -> Align
     after its last one is NaN unless a record lies in its cell: nothing is carried forward and nothing
     extrapolated. Records need no order; non-finite ones count as not recorded.
     """
-    grid = np.asarray(grid, dtype=np.float64)
     edges = (grid[1:] + grid[:-1]) / 2
     rows = np.full((len(steps), len(grid)), np.nan)
     for row, at, value in zip(rows, steps, values, strict=True):
-        at, value = np.asarray(at, dtype=np.float64), np.asarray(value, dtype=np.float64)
-        known = np.isfinite(value)
-        at, value = at[known], value[known]
+        at, value = complete(at, value)
         if not len(at) or not len(grid):
             continue
-        order = np.argsort(at, kind="stable")
-        at, value = at[order], value[order]
         cell = np.searchsorted(edges, at, side="left")
         total = np.bincount(cell, weights=value, minlength=len(grid))
         held = np.bincount(cell, minlength=len(grid))

@@ -74,37 +74,12 @@ class Estimate:
         return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
 
 
-def mean(numerator: Array, denominator: Array | None = None, level: float = LEVEL) -> Estimate:
+def mean(numerator: Array, denominator: Array | None = None) -> Estimate:
     """Mean over seeds and prompts, with the posterior interval over new seeds and new prompts.
 
     `numerator`, `denominator`: (S, P), same unit in every cell. Raises `ValueError` on empty or non-finite input.
     """
-    return of_moments(moments(linear(*_checked(numerator, denominator))), np.shape(numerator)[1], level)
-
-
-def difference(
-    arm: Array,
-    base: Array,
-    arm_denominator: Array | None = None,
-    base_denominator: Array | None = None,
-    level: float = LEVEL,
-) -> Estimate:
-    """Mean of ``arm - base``, paired by seed and prompt, with the interval of `mean`.
-
-    Shapes (S, P) throughout; row s is the same seed and column p the same prompt in both. The interval is made on the
-    scale of the difference itself, for rates too: 0 is no boundary of a difference. The prior's scale is that of the
-    sum of two independent seed effects, hypot of the arms' own scales: pairing by prompt makes the differences over
-    prompts smaller, but not the difference between seeds.
-    """
-    arm, arm_denominator, base, base_denominator = _paired(arm, base, arm_denominator, base_denominator)
-    first, second = linear(arm, arm_denominator), linear(base, base_denominator)
-    given = moments(first - second) if np.array_equal(first, second) else contrast(first, second)
-    return of_moments(given, arm.shape[1], level)
-
-
-def contrast(arm: Array, base: Array) -> Moments:
-    """Moments of paired differences of linear tables (..., S, P), with the spread of two independent arms."""
-    return replace(moments(arm - base), spread=np.hypot(moments(arm).spread, moments(base).spread))
+    return of_moments(moments(linear(*_checked(numerator, denominator))), np.shape(numerator)[1])
 
 
 def rate(table: Array) -> Estimate:
@@ -116,21 +91,14 @@ def rate(table: Array) -> Estimate:
     estimate = mean(table)
     value, low = estimate.value, estimate.low
     if value in (0.0, 1.0):
-        bounds = wilson(value * estimate.prompts, estimate.prompts)
-        return replace(estimate, low=bounds.low, high=bounds.high, method="wilson", se=None, df=None, posterior=None)
+        low, high = intervals.wilson(value, estimate.prompts, LEVEL)
+        return replace(estimate, low=low, high=high, method="wilson", se=None, df=None, posterior=None)
     if low is None:
         return estimate
-    below, above = logit_bounds(np.asarray(value), np.asarray(value - low))
-    return replace(estimate, low=float(below), high=float(above))
-
-
-def logit_bounds(value: Array, half: Array) -> tuple[Array, Array]:
-    """Ends of an interval around rates strictly between 0 and 1, whose half-widths are `half` to first order. Shapes
-    (...)."""
     from scipy.special import expit, logit
 
-    centre, reach = logit(value), half / (value * (1 - value))
-    return np.asarray(expit(centre - reach)), np.asarray(expit(centre + reach))
+    centre, reach = logit(value), (value - low) / (value * (1 - value))
+    return replace(estimate, low=float(expit(centre - reach)), high=float(expit(centre + reach)))
 
 
 def over_seeds(values: Sequence[float]) -> Estimate:
@@ -189,30 +157,14 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def wilson(successes: float, n: int) -> Estimate:
-    """A rate with the score interval of Wilson (1927); never empty, not even at 0 or 1. `n` counts independent
-    trials."""
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"{successes} of {n} is no rate")
-    rate = successes / n
-    low, high = intervals.wilson(rate, n, LEVEL)
-    return Estimate(rate, low, high, n, 0, "wilson")
-
-
-def verdict(
-    effect: Estimate | None,
-    p_corrected: float | None,
-    maximize: bool,
-    alpha: float = ALPHA,
-    p_equivalence: float | None = None,
-) -> Outcome:
+def verdict(effect: Estimate | None, p: float | None, maximize: bool, p_equivalence: float | None = None) -> Outcome:
     """`better` or `worse` where the corrected p is below alpha and the interval excludes 0; else `equivalent` where the
     corrected p of the equivalence test is below alpha; else `undecided`."""
-    if effect is None or p_corrected is None:
+    if effect is None or p is None:
         return "not estimable"
-    if p_corrected < alpha and effect.excludes_zero:
+    if p < ALPHA and effect.excludes_zero:
         return "better" if (effect.value > 0) == maximize else "worse"
-    return "equivalent" if p_equivalence is not None and p_equivalence < alpha else "undecided"
+    return "equivalent" if p_equivalence is not None and p_equivalence < ALPHA else "undecided"
 
 
 @dataclass(frozen=True)
@@ -241,7 +193,7 @@ def verdicts(effects: Sequence[Estimate | None], smallest: Sequence[float | None
         for effect, size, p in zip(effects, smallest, raw, strict=True)
     ]
     return [
-        Tested(p, p_holm, p_equivalence, verdict(effect, p_holm, maximize, p_equivalence=p_equivalence))
+        Tested(p, p_holm, p_equivalence, verdict(effect, p_holm, maximize, p_equivalence))
         for effect, p, p_holm, p_equivalence in zip(effects, raw, holm(raw), holm(too_large), strict=True)
     ]
 
@@ -259,27 +211,16 @@ def _checked(numerator: Array, denominator: Array | None) -> tuple[Array, Array]
     return numerator, denominator
 
 
-def _paired(
-    arm: Array, base: Array, arm_denominator: Array | None, base_denominator: Array | None
-) -> tuple[Array, Array, Array, Array]:
-    arm, arm_denominator = _checked(arm, arm_denominator)
-    base, base_denominator = _checked(base, base_denominator)
-    if arm.shape != base.shape:
-        raise ValueError(f"unpaired: {arm.shape} and {base.shape}")
-    return arm, arm_denominator, base, base_denominator
-
-
 def linear(numerator: Array, denominator: Array | None = None) -> Array:
     """A table whose row means are the ratios and whose spread is theirs to first order (the delta method). Shapes
     (..., S, P)."""
     if denominator is None:
         return numerator
     ratio = numerator.sum(-1, keepdims=True) / denominator.sum(-1, keepdims=True)
-    result: Array = ratio + (numerator - ratio * denominator) / denominator.mean(-1, keepdims=True)
-    return result
+    return np.asarray(ratio + (numerator - ratio * denominator) / denominator.mean(-1, keepdims=True))
 
 
-def of_moments(given: Moments, prompts: int, level: float = LEVEL) -> Estimate:
+def of_moments(given: Moments, prompts: int) -> Estimate:
     """The estimate that the posterior of these moments gives; `prompts`: P of their table."""
     value, varied = float(given.mean), math.hypot(float(given.spread), math.sqrt(float(given.between)))
     if varied <= _ROUNDING * max(1.0, abs(value)):
@@ -287,5 +228,5 @@ def of_moments(given: Moments, prompts: int, level: float = LEVEL) -> Estimate:
             return Estimate(value, None, None, 1, 1, "none")
         return Estimate(value, value, value, given.seeds, prompts, "hierarchical", 0.0, 1.0)
     deviation = posterior(given)
-    half = float(deviation.half_width(level))
+    half = float(deviation.half_width(LEVEL))
     return Estimate(value, value - half, value + half, given.seeds, prompts, "hierarchical", posterior=deviation)

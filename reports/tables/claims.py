@@ -11,7 +11,6 @@ from reports.findings.hypotheses import Judgement
 from reports.records.load import StudyRecords
 from reports.tables.table import (
     DASH,
-    TONES,
     Head,
     Table,
     TableCell,
@@ -20,6 +19,7 @@ from reports.tables.table import (
     sample,
     shown_difference,
     size,
+    toned,
     words,
 )
 from reports.text.words import p_value
@@ -53,7 +53,7 @@ def _hypothesis(one: Judgement) -> tuple[TableCell, ...]:
     return (
         TableCell(hypothesis.name),
         TableCell(hypothesis.claim, hypothesis.condition),
-        TableCell(one.outcome, one.reason, TONES.get(one.outcome, "")),
+        toned(one.outcome, one.reason),
         TableCell(estimate.text, ", ".join(filter(None, details))),
         TableCell(p_value(one.p), "" if one.p_holm is None else p_value(one.p_holm)),
         TableCell(size(step.estimate)),
@@ -65,7 +65,7 @@ def _falsifier(claim: Claim) -> tuple[TableCell, ...]:
     return (
         TableCell(claim.falsifier.name),
         TableCell(claim.falsifier.claim, f"refuted by {claim.falsifier.condition}"),
-        TableCell(claim.outcome, f"refuted in {fell} of {len(claim.verdicts)} trials", TONES.get(claim.outcome, "")),
+        toned(claim.outcome, f"refuted in {fell} of {len(claim.verdicts)} trials"),
         DASH,
         DASH,
         TableCell(f"{len(claim.verdicts)} trials"),

@@ -23,7 +23,7 @@ from reports.tables.table import (
     size,
     words,
 )
-from reports.text.phrases import left_out, not_compared
+from reports.text.say import say
 from reports.text.words import listed, name, number, p_value
 
 
@@ -32,7 +32,7 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
 
     def found(row: MatchedKL) -> TableCell:
         if row.reason:
-            return TableCell("not compared", not_compared(row))
+            return TableCell("not compared", say("drift", "not_compared", row))
         return TableCell({"better": "higher", "worse": "lower"}.get(row.outcome, row.outcome))
 
     data = [
@@ -41,23 +41,20 @@ def matched_table(records: StudyRecords, findings: Findings) -> Table:
         | {"between": " ".join(row.between), **columns("kl", row.kl), **columns("arm_value", row.arm_value)}
         | {**columns("method_value", row.base_value), **columns("difference", row.difference)}
         | {**sample(row.difference), "p": row.p, "p_holm": row.p_holm, "outcome": row.outcome}
-        | {"not_compared": not_compared(row) or left_out(row)}
+        | {"not_compared": say("drift", "not_compared", row)}
         for row in findings.matched
     ]
     shape = (
         (words("arm"), lambda row: row.arm),
         (words("metric", "unit"), lambda row: TableCell(name(row.metric), METRICS[row.metric].unit)),
         (Head("ends at KL", "nats per sequence"), lambda row: shown(row.kl)),
-        (
-            words("baseline's method", "interpolated between"),
-            lambda row: TableCell(row.method, listed(list(row.between))),
-        ),
+        (words("baseline's method", "interpolated between"), lambda row: TableCell(row.method, listed(row.between))),
         (Head("arm", "value"), lambda row: shown(row.arm_value, row.metric)),
         (Head("method", "value there"), lambda row: shown(row.base_value, row.metric)),
         (Head("difference", "95 % interval"), lambda row: shown_difference(row.difference, row.metric)),
         (
             Head("n", "seeds × prompts"),
-            lambda row: TableCell(size(row.difference), left_out(row) if row.difference else ""),
+            lambda row: TableCell(size(row.difference), say("drift", "left_out", row) if row.difference else ""),
         ),
         (Head("p, Holm"), lambda row: p_value(row.p_holm)),
         (words("finding"), found),

@@ -17,7 +17,6 @@ from reports.tables.crossings import crossings_table
 from reports.tables.drift import alarm_table, matched_table, peaks_table
 from reports.tables.runs import cost_table, health_table, judge_table, judges, trial_table, tuning_table, upstream_table
 from reports.tables.table import (
-    TONES,
     Head,
     Table,
     TableCell,
@@ -27,10 +26,10 @@ from reports.tables.table import (
     shown,
     shown_difference,
     size,
+    toned,
     words,
 )
 from reports.text.words import counted, name, number, p_value, setting
-from studies.definition.design import Cell
 
 MOST_VALUES = 2
 """Knobs whose values stand under the baseline's name."""
@@ -46,14 +45,15 @@ _N = Head("n", "seeds × prompts")
 
 def all_tables(records: StudyRecords, findings: Findings) -> list[Table]:
     """Make every table of the report, in the order of the page; the last one only of a search."""
-    configs = {cell.arm: cell.config for cell in records.plan if isinstance(cell, Cell)}
+    configs = records.configs
     clipped = [arm for arm, config in configs.items() if config.algorithm.trust_region == "clip"]
     one_step = [arm for arm in clipped if configs[arm].algorithm.learns and configs[arm].train.steps_per_update == 1]
+    text = [key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric]
     tables = [
         claims_table(records, findings),
         arm_table(records, findings),
         parts_table(records, findings) if parts(records) else None,
-        text_table(records, findings) if records.reported(_TEXT, ()) else None,
+        _estimates("completions", "Completions", records, findings, text) if text else None,
         crossings_table(records, findings) if findings.crossings else None,
         effects_table(records, findings),
         power_table(records, findings),
@@ -81,12 +81,6 @@ def arm_table(records: StudyRecords, findings: Findings, quality: Sequence[str] 
     return _estimates("arms", title, records, findings, own, ends=ends, keys=own, won=won)
 
 
-def text_table(records: StudyRecords, findings: Findings) -> Table:
-    """Show the form of the completions."""
-    keys = [key for key in records.reported(_TEXT, ()) if key != records.study.objective.metric]
-    return _estimates("completions", "Completions", records, findings, keys)
-
-
 def parts_table(records: StudyRecords, findings: Findings) -> Table:
     """Show the scores by each part of a composite reward, and by each further judge."""
     keys = list(parts(records))
@@ -105,10 +99,6 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
         p = "" if one.p_equivalence is None else f"p {p_value(one.p_equivalence)}"
         return TableCell(number(one.smallest, one.metric), p)
 
-    def found(one: Effect) -> TableCell:
-        word = effect_word(one, objective)
-        return TableCell(word, tone=TONES.get(word, ""))
-
     data = [
         {"metric": one.metric, "unit": METRICS[one.metric].unit, "arm": one.arm}
         | {**columns("difference", one.estimate), **sample(one.estimate), "p": one.p, "p_holm": one.p_holm}
@@ -123,7 +113,7 @@ def effects_table(records: StudyRecords, findings: Findings) -> Table:
         (Head("p"), lambda one: p_value(one.p)),
         (Head("p, Holm"), lambda one: p_value(one.p_holm)),
         (Head("smallest that matters", "p of equivalence, Holm"), smallest),
-        (words("finding"), found),
+        (words("finding"), lambda one: toned(effect_word(one, objective))),
     )
     values: dict[str, Any] = {"baseline": records.baseline, "metrics": metrics, "single": single}
     return declared("effects", "Effect against the baseline", findings.effects, shape, data, **values)
@@ -160,7 +150,7 @@ def verdict_table(findings: Findings) -> Table:
         (words("claim"), lambda row: row[1].name),
         (words("arm"), lambda row: row[1].arm),
         (Head("seed"), lambda row: str(row[1].seed)),
-        (words("verdict"), lambda row: TableCell(row[1].outcome, tone=TONES.get(row[1].outcome, ""))),
+        (words("verdict"), lambda row: toned(row[1].outcome)),
         (Head("step", "gradient steps"), lambda row: f"{row[1].step:,}" if row[1].step is not None else "–"),
         (Head("value"), lambda row: number(row[1].value)),
         (Head("n", "records"), lambda row: str(row[1].n)),
@@ -213,10 +203,7 @@ def _estimates(
         (words("arm"), named),
         (_N, _size),
         *[
-            (
-                Head(name(key), METRICS[key].unit.removeprefix("1")),
-                lambda one, key=key: _value(one, key),
-            )
+            (Head(name(key), METRICS[key].unit.removeprefix("1")), lambda one, key=key: _value(one, key))
             for key in present
         ],
     )

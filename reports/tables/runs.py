@@ -13,7 +13,6 @@ from reports.tables.table import DASH, Head, Table, TableCell, declared, words
 from reports.text.phrases import health_sentence
 from reports.text.words import name, number, setting
 from studies.claims.symptoms import ArmHealth, in_percent
-from studies.definition.search import Tried
 
 COSTS = {
     "steps": Head("steps", "gradient steps"),
@@ -62,19 +61,13 @@ def cost_table(records: StudyRecords) -> Table:
 
 def trial_table(records: StudyRecords) -> Table:
     """Show a row per planned trial."""
-    trials: list[dict[Any, Any]] = records.trials.to_dict("records")
-    found = [records.records.get((trial["arm"], trial["seed"])) for trial in trials]
-    rows = [
-        {
-            **trial,
-            "keys": {stage: ref.key for stage, ref in record.stages.items()} if record else {},
-            "remark": (record.reason if record else None) or "",
-        }
-        for trial, record in zip(trials, found, strict=True)
-    ]
-    frame = records.trials.copy()
-    for stage in dict.fromkeys(stage for row in rows for stage in row["keys"]):
-        frame[f"key/{stage}"] = [row["keys"].get(stage) for row in rows]
+    rows: list[dict[Any, Any]] = records.trials.to_dict("records")
+    for row in rows:
+        record = records.records.get((row["arm"], row["seed"]))
+        row["remark"] = (record.reason if record else None) or ""
+        row["keys"] = {stage: ref.key for stage, ref in record.stages.items()} if record else {}
+    keys = pd.DataFrame([row["keys"] for row in rows]).add_prefix("key/")
+    frame = records.trials.join(keys)
     shape = (
         (words("arm"), lambda row: row["arm"]),
         (Head("seed"), lambda row: str(row["seed"])),
@@ -112,9 +105,9 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else number(value)
 
 
-_NAMES = (
+_NAMES = [
     "arm", "seed", "series", "side", "bound", "outside", "records", "share", "late", "first_step", "cause", "knob",
-)  # fmt: skip
+]  # fmt: skip
 
 
 def health_table(arms: Sequence[ArmHealth], one_step: Sequence[str] = ()) -> Table:
@@ -131,11 +124,9 @@ def health_table(arms: Sequence[ArmHealth], one_step: Sequence[str] = ()) -> Tab
         return TableCell(f"{one.ill} of {one.judged}", f"{len(one.diverged)} diverged" if one.diverged else "")
 
     def worst(one: ArmHealth) -> TableCell:
-        return (
-            TableCell(one.worst[1].condition, f"also {', '.join(one.others)}" if one.others else "")
-            if one.worst
-            else TableCell("none")
-        )
+        if one.worst is None:
+            return TableCell("none")
+        return TableCell(one.worst[1].condition, f"also {', '.join(one.others)}" if one.others else "")
 
     def share(one: ArmHealth) -> TableCell:
         if one.worst is None:
@@ -152,16 +143,15 @@ def health_table(arms: Sequence[ArmHealth], one_step: Sequence[str] = ()) -> Tab
         (words("likely cause"), lambda one: one.worst[1].cause if one.worst else DASH),
         (words("setting to change"), lambda one: (one.worst[1].knob or DASH) if one.worst else DASH),
     )
-    rows = [dict(zip(_NAMES, row, strict=True)) for row in data]
-    note = {"sentence": health_sentence(arms), "unhealthy": any(one.unhealthy for one in arms), "one_step": one_step}
-    return declared("health", "Health of the trials", arms, shape, rows, list(_NAMES), **note)
+    note: dict[str, Any] = {
+        "sentence": health_sentence(arms),
+        "unhealthy": any(one.unhealthy for one in arms),
+        "one_step": one_step,
+    }
+    return declared("health", "Health of the trials", arms, shape, pd.DataFrame(data, columns=_NAMES), **note)
 
 
-KINDS = {
-    "real": "real texts",
-    "shuffled": "their words shuffled",
-    "praise": "words of praise instead",
-}
+KINDS = {"real": "real texts", "shuffled": "their words shuffled", "praise": "words of praise instead"}
 
 
 def judges(records: StudyRecords) -> list[dict[str, Any]]:
@@ -211,23 +201,17 @@ def tuning_table(search: SearchResult) -> Table:
         for trial in search.trials
     ]
 
-    def knob(trial: Tried, key: str) -> str:
-        return setting(trial.overrides[key]) if key in trial.overrides else "–"
-
-    def kept(trial: Tried) -> TableCell:
-        return TableCell("kept") if trial.feasible else TableCell("broken", tone="bad")
-
     units = {key: METRICS[key].unit.removeprefix("1") if key in METRICS else "" for key in search.metrics}
     shape = (
         (Head("trial"), lambda one: str(one.number)),
-        *[(Head(key), lambda one, key=key: knob(one, key)) for key in search.knobs],
+        *[(Head(key), lambda one, key=key: setting(one.overrides.get(key, "–"))) for key in search.knobs],
         (words("status"), lambda one: one.status),
         (Head("steps", "gradient steps"), lambda one: f"{one.steps:,}"),
         *[
             (Head(name(key), unit), lambda one, key=key: number(one.values.get(key), key))
             for key, unit in units.items()
         ],
-        (words("constraints"), kept),
+        (words("constraints"), lambda one: TableCell("kept") if one.feasible else TableCell("broken", tone="bad")),
         (words("front"), lambda one: "on it" if one.number in search.pareto else "–"),
         (words("confirmed as"), lambda one: arms.get(one.number, "–")),
     )

@@ -57,8 +57,14 @@ class Table:
 Row = TypeVar("Row")
 DASH = TableCell("–")
 TONES = {
-    "better": "good", "worse": "bad", "SUPPORTED": "good", "SURVIVED": "good", "REFUTED": "bad", "FALSIFIED": "bad",
+    "better": "good", "worse": "bad", "SUPPORTED": "good", "SURVIVED": "good", "REPRODUCED": "good", "REFUTED": "bad",
+    "FALSIFIED": "bad",
 }  # fmt: skip
+
+
+def toned(word: str, detail: str = "") -> TableCell:
+    """Return the cell of an outcome."""
+    return TableCell(word, detail, TONES.get(word, ""))
 
 
 def words(text: str, unit: str = "") -> Head:

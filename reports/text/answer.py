@@ -155,6 +155,11 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     kinds = sorted({machine(record.environment) for record in records.records.values()} - {""})
     alone = by_the_proxy_alone(findings.arms)
     turned = [one for one in findings.alarms if one.alarms and one.arm in {result.arm for result in alone}]
+    silent = [one for one in effects if one.outcome in ("equivalent", "undecided") and one.p_holm is not None]
+    apart = [one for one in silent if one.estimate and one.estimate.excludes_zero]  # the corrected p alone is too large
+    undecided = {one.arm for one in effects if one.outcome == "undecided"}
+    missed = [one for one in findings.power if one.arm in undecided]
+    worst = max(missed, key=lambda one: one.detectable, default=None)
     caveats = [
         *records.notes,
         say("caveats", "incomplete", counts),
@@ -167,8 +172,8 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         say("caveats", "once", metric) if once(records, metric) and effects else "",
         say("caveats", "proxy_alone", alone, turned),
         say("caveats", "machines", kinds),
-        _without_zero(effects),
-        _sensitivity(metric, effects, findings),
+        say("caveats", "without_zero", apart, len(effects)),
+        say("caveats", "sensitivity", worst, METRICS[metric].high - METRICS[metric].low),
     ]
     return list(filter(None, caveats))
 
@@ -179,18 +184,3 @@ def machine(environment: Mapping[str, str]) -> str:
     if device != "cpu":
         return device
     return ", ".join(environment[key] for key in ("processor", "instruction_set") if key in environment)
-
-
-def _without_zero(effects: list[Effect]) -> str:
-    """Effects whose interval excludes 0 and that are no verdict all the same: only the corrected p is too large."""
-    silent = [one for one in effects if one.outcome in ("equivalent", "undecided") and one.p_holm is not None]
-    apart = [one for one in silent if one.estimate and one.estimate.excludes_zero]
-    return say("caveats", "without_zero", apart, len(effects))
-
-
-def _sensitivity(metric: str, effects: list[Effect], findings: Findings) -> str:
-    """The difference that could have been missed in the undecided arm with the largest one."""
-    silent = {effect.arm for effect in effects if effect.outcome == "undecided"}
-    worst = max((one for one in findings.power if one.arm in silent), key=lambda one: one.detectable, default=None)
-    known = METRICS[metric]
-    return say("caveats", "sensitivity", worst, worst is not None and worst.detectable <= known.high - known.low)

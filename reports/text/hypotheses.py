@@ -49,21 +49,9 @@ def summary(records: StudyRecords, judgements: Sequence[Judgement]) -> dict[str,
 
 
 def _judged(judgement: Judgement, badge: str) -> dict[str, Any]:
-    return {
-        "name": judgement.hypothesis.name,
-        "claim": judgement.hypothesis.claim,
-        "condition": judgement.hypothesis.condition,
-        "badge": badge,
-        "outcome": judgement.outcome,
-        "p": judgement.p,
-        "p_holm": judgement.p_holm,
-        "reason": judgement.reason,
-        "found": say(
-            "hypotheses",
-            "found",
-            judgement.deciding,
-            judgement.hypothesis.metric,
-            judgement.p_holm,
-            expression(judgement.deciding.weights) if len(judgement.steps) > 1 else "",
-        ),
-    }
+    hypothesis, step = judgement.hypothesis, judgement.deciding
+    contrast = expression(step.weights) if len(judgement.steps) > 1 else ""
+    found = say("hypotheses", "found", step, hypothesis.metric, judgement.p_holm, contrast)
+    head = {key: getattr(hypothesis, key) for key in ("name", "claim", "condition")}
+    verdict = {key: getattr(judgement, key) for key in ("outcome", "p", "p_holm", "reason")}
+    return {**head, "badge": badge, **verdict, "found": found}

@@ -11,7 +11,6 @@ from reports.records.load import StudyRecords
 from reports.statistics.coverage import ARMS, COMMAND, SEEDS, coverage_with, largest, published
 from reports.text.phrases import what_varies
 from reports.text.say import say
-from studies.definition.design import Cell
 
 
 def methods(records: StudyRecords, findings: Findings) -> dict[str, str]:
@@ -35,11 +34,6 @@ def methods(records: StudyRecords, findings: Findings) -> dict[str, str]:
     return {title: text for title, text in paragraphs.items() if text}
 
 
-def _configs(records: StudyRecords) -> dict[tuple[str, int], TrialConfig]:
-    """The configuration of every planned trial; empty for trials that other programs ran."""
-    return {(cell.arm, cell.seed): cell.config for cell in records.plan if isinstance(cell, Cell)}
-
-
 def _design(records: StudyRecords, findings: Findings) -> str:
     seeds = sorted({cell.seed for cell in records.plan})
     stopping = [falsifier.name for falsifier in records.study.falsifiers if falsifier.stop]
@@ -48,7 +42,7 @@ def _design(records: StudyRecords, findings: Findings) -> str:
 
 
 def _training(records: StudyRecords) -> str:
-    configs = _configs(records)
+    configs = records.configs
     if not configs:
         return say("methods", "imported")
     first = next(iter(configs.values()))
@@ -60,7 +54,7 @@ def _training(records: StudyRecords) -> str:
         trained=[config.train for config in trained],
         algorithms=_titles(trained),
         model=first.model,
-        untrained=list(dict.fromkeys(arm for (arm, _), config in configs.items() if not config.algorithm.learns)),
+        untrained=[arm for arm, config in configs.items() if not config.algorithm.learns],
         from_pairs=_titles([config for config in trained if config.train.data == "pairs"]),
         reward=first.reward,
         scorers=first.reward.scorers(),
@@ -74,7 +68,7 @@ def _titles(configs: list[TrialConfig]) -> list[str]:
 
 
 def _evaluation(records: StudyRecords) -> str:
-    configs = list(_configs(records).values())
+    configs = list(records.configs.values())
     if not configs:
         return ""
     references = (arms_with_another_reference(records), records.study.baseline)

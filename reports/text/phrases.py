@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.config.trial import TrialConfig
 from reports.findings.matched_kl import MatchedKL
 from reports.records.load import StudyRecords
 from reports.text.say import say
 from studies.claims.symptoms import ArmHealth
-from studies.definition.design import Cell, acting
+from studies.definition.design import acting
 from studies.definition.fields import WORDS
 
 
@@ -26,16 +25,6 @@ def at_equal_drift(rows: Sequence[MatchedKL]) -> str:
     return say("drift", "at_equal_drift", above, below, open_, [row for row in mine if row.reason])
 
 
-def not_compared(row: MatchedKL) -> str:
-    """The reason why an arm is not compared."""
-    return say("drift", "not_compared", row)
-
-
-def left_out(row: MatchedKL) -> str:
-    """State how many planned seeds of an arm are not compared, and why; empty where all are."""
-    return say("drift", "left_out", row)
-
-
 def health_sentence(arms: Sequence[ArmHealth]) -> str:
     """State how many trials left a healthy band or diverged, and of which arms; empty where none was judged."""
     unhealthy = [(one, len(one.unhealthy)) for one in arms if one.unhealthy]
@@ -45,7 +34,7 @@ def health_sentence(arms: Sequence[ArmHealth]) -> str:
 
 def what_varies(records: StudyRecords) -> str:
     """List what each seed draws anew and what all share; empty for other programs' trials, where this is not known."""
-    config = _config(records)
+    config = next(iter(records.configs.values()), None)
     if config is None:
         return ""
     links = acting(config, records.study.vary)
@@ -60,9 +49,5 @@ def what_varies(records: StudyRecords) -> str:
 
 def varies_training_alone(records: StudyRecords) -> bool:
     """Return whether seeds vary the training alone, although a reward model or a reference was trained."""
-    config = _config(records)
+    config = next(iter(records.configs.values()), None)
     return config is not None and not acting(config, records.study.vary) and bool(acting(config, tuple(WORDS)))
-
-
-def _config(records: StudyRecords) -> TrialConfig | None:
-    return next((cell.config for cell in records.plan if isinstance(cell, Cell)), None)

@@ -51,12 +51,12 @@ def number(value: float | None, key: str = "") -> str:
     return ("−" + mantissa[1:]) if mantissa.startswith("-") else mantissa
 
 
-def span(estimate: Estimate, key: str = "") -> str:
-    """The interval alone, or its replacement."""
+def span(estimate: Estimate, key: str = "", *, plus: bool = False) -> str:
+    """The interval alone, or its replacement; `plus`: with signs."""
     if estimate.low is None or estimate.high is None:
         return "no interval"
     places = _places(estimate, key)
-    return f"[{_fixed(estimate.low, places)}, {_fixed(estimate.high, places)}]"
+    return f"[{_fixed(estimate.low, places, plus=plus)}, {_fixed(estimate.high, places, plus=plus)}]"
 
 
 def interval(estimate: Estimate, key: str = "") -> str:
@@ -66,11 +66,7 @@ def interval(estimate: Estimate, key: str = "") -> str:
 
 def signed(estimate: Estimate, key: str = "") -> str:
     """``+value [low, high]`` of a difference, all three with their sign."""
-    places = _places(estimate, key)
-    if estimate.low is None or estimate.high is None:
-        return f"{_fixed(estimate.value, places, plus=True)} (no interval)"
-    low, high = _fixed(estimate.low, places, plus=True), _fixed(estimate.high, places, plus=True)
-    return f"{_fixed(estimate.value, places, plus=True)} [{low}, {high}]"
+    return f"{_fixed(estimate.value, _places(estimate, key), plus=True)} {span(estimate, key, plus=True)}"
 
 
 def setting(value: object) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from synthetic import WHOLE, Built, build
 
+from pipeline.intervals import wilson
 from reports.figures.curves import arm_curves, kl, training
 from reports.figures.frontier import frontier
 from reports.figures.matched_kl import arithmetic
@@ -20,7 +21,7 @@ from reports.findings.findings import Findings, analyse
 from reports.findings.matched_kl import matched
 from reports.findings.pairs import by_the_proxy_alone
 from reports.records.load import StudyRecords
-from reports.statistics import two_level
+from reports.statistics import contrast
 from reports.tables.results import arm_table, decided_won
 from reports.tables.runs import cost_table
 from reports.text.answer import answer
@@ -115,7 +116,7 @@ def test_the_interval_counts_the_prompts_on_which_the_judge_decides(tmp_path: Pa
             rewrite(built, arm, seed, agreed if seed < 2 else None, agree=agreed * decided, decided=decided)
     always, mostly = (built.findings.arm(arm).estimates[ACCURACY] for arm in ("beta_0", "beta_0.05"))
     assert (always.value, always.seeds, always.prompts, always.method) == (1.0, 2, 4, "wilson")
-    assert always.low == pytest.approx(two_level.wilson(4, 4).low)
+    assert always.low == pytest.approx(wilson(1.0, 4)[0])
     assert (mostly.value, mostly.prompts) == (0.75, 4)
     rate = built.findings.arm("beta_0").estimates["eval/win_rate"]
     assert (rate.seeds, rate.prompts) == (3, 30)
@@ -150,5 +151,5 @@ def test_the_two_win_rates_are_compared_on_the_same_seeds_and_prompts(tmp_path: 
         rewrite(built, "beta_0", seed, win=gold, win_proxy=tables[-1][0])
     found = built.findings.arm("beta_0")
     proxy, gold = np.stack(tables, 1)
-    assert found.excess == two_level.difference(proxy, gold)
+    assert found.excess == contrast.estimate((1, -1), [(proxy, None), (gold, None)])
     assert found.excess.low > 0.15

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from simulation.intervals import Scenario, drawn
 
-from reports.statistics.contrast import Expected, against, conjunction, decide
-from reports.statistics.two_level import ALPHA, Array, Estimate, difference, verdicts
+from reports.statistics.contrast import Expected, against, conjunction, decide, estimate
+from reports.statistics.two_level import ALPHA, Array, Estimate, verdicts
 
 MARGINS = {"rate 0.5": 0.05, "rate 0.95": 0.05, "score": 0.2}
 """Smallest differences that matter, as in the reports: five points of a rate, 0.2 standard deviations over prompts."""
@@ -55,20 +55,24 @@ def simulate(design: Scenario, replicates: int) -> list[dict[str, Any]]:
 def _families(top: Array, margin: float) -> Iterator[tuple[str, Sequence[Item], Judge, Sequence[Sequence[str]]]]:
     """Name, items, what judges them, and the verdicts on each that are false; `top`: 20 tables without an effect."""
     compare, expect = partial(_of_arms, margin), partial(_of_hypotheses, "higher", 0.0)
-    same = [(difference(arm, top[0]),) for arm in top[1:12]]
+    same = [(_difference(arm, top[0]),) for arm in top[1:12]]
     far = [_moved(one, margin) for one in same]
     for size in (4, 11):
         yield f"{size} arms at the margin", far[:size], compare, [("equivalent",)] * size
     mixed = [("better", "worse")] * 2 + [("equivalent",)] * 2
     yield "2 arms at 0, 2 at the margin", same[:2] + far[2:4], compare, mixed
-    pairs = [(difference(after, before),) for before, after in zip(top[::2], top[1::2], strict=True)]
+    pairs = [(_difference(after, before),) for before, after in zip(top[::2], top[1::2], strict=True)]
     yield "10 higher, no effect", pairs, expect, [_DECIDED] * 10
     holding = [_moved(one, _CLEAR) for one in pairs[:5]]
     yield "10 higher, half hold", holding + pairs[5:], expect, [("REFUTED",)] * 5 + [_DECIDED] * 5
     outer = [_moved(one, margin) for one in pairs]
     yield "10 equal, at the margin", outer, partial(_of_hypotheses, "equal", margin), [("SUPPORTED",)] * 10
-    orders = [[difference(after, before) for before, after in pairwise(top[at : at + 3])] for at in range(0, 18, 3)]
+    orders = [[_difference(after, before) for before, after in pairwise(top[at : at + 3])] for at in range(0, 18, 3)]
     yield "6 orders of 3, no effect", orders, expect, [_DECIDED] * 6
+
+
+def _difference(arm: Array, base: Array) -> Estimate:
+    return estimate((1, -1), [(arm, None), (base, None)])
 
 
 def _moved(item: Item, by: float) -> Item:

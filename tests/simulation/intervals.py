@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 
+from reports.statistics.contrast import estimate
 from reports.statistics.coverage import ARMS, RARE, REPLICATES, SEEDS
-from reports.statistics.two_level import difference, mean, rate, verdicts
+from reports.statistics.two_level import mean, rate, verdicts
 
 Array = NDArray[np.float64]
 PROMPTS = (128, 512)
@@ -125,7 +126,9 @@ def _study(design: Scenario, top: Array, bottom: Array | None) -> tuple[float, f
     whether any arm is called better or worse."""
     under = [None] * len(top) if bottom is None else bottom
     own = rate(top[0]) if design.kind.startswith("rate") else mean(top[0], under[0])
-    effects = [difference(arm, top[0], below, under[0]) for arm, below in zip(top[1:], under[1:], strict=True)]
+    effects = [
+        estimate((1, -1), [(arm, below), (top[0], under[0])]) for arm, below in zip(top[1:], under[1:], strict=True)
+    ]
     outcomes = {one.outcome for one in verdicts(effects, [None] * ARMS, maximize=True)}
     width = effects[0].high - effects[0].low
     return own.low, own.high, effects[0].excludes_zero, width, not outcomes.isdisjoint(("better", "worse"))

@@ -14,7 +14,7 @@ import synthetic
 from reports.findings.crossings import crossed
 from reports.findings.findings import analyse
 from reports.records.load import StudyRecords
-from reports.statistics import two_level
+from reports.statistics import contrast, two_level
 from reports.tables.crossings import crossings_table
 from reports.text.answer import crossing_sentence
 from reports.text.words import signed
@@ -67,7 +67,7 @@ def test_two_by_two_against_numpy(made: Made) -> None:
     }
     assert [(one.knob, one.value, one.base, one.other, one.level) for one in found.effects] == list(wanted)
     for one, (changed, unchanged) in zip(found.effects, wanted.values(), strict=True):
-        estimate, direct = one.contrast.estimate, two_level.difference(changed, unchanged)
+        estimate, direct = one.contrast.estimate, contrast.estimate((1, -1), [(changed, None), (unchanged, None)])
         assert (estimate.value, estimate.low) == pytest.approx((direct.value, direct.low))
         assert one.contrast.p == pytest.approx(two_level.two_level_p(estimate))
     raw = [one.contrast.p for one in found.effects]

@@ -63,15 +63,14 @@ def test_frames_equal_the_files(demo: Built, records: StudyRecords) -> None:
 
 
 def test_answers_are_one_row_a_seed_and_one_column_a_prompt(demo: Built, records: StudyRecords, small: Built) -> None:
-    shared = records.shared_prompts([("beta_0", 0), BASE])
+    shared = records.shared_prompts([("beta_0", 0), BASE], ["kl"])
     np.testing.assert_array_equal(shared, np.arange(200))
     table = pd.read_parquet(demo.table(*BASE, *PROMPTS))
     backwards = records.answers("beta_0.05", "kl", [2, 0], shared[::-1])
     np.testing.assert_array_equal(backwards[1], table["kl"].to_numpy()[::-1])
-    assert not records.shared_prompts([("beta_0", 0), ("beta_0", 2)]).size, "a trial without results shares no prompt"
     small.rewrite(small.table(*BASE, *PROMPTS), lambda table: table.iloc[[3, 1]])
     some = small.read()
-    assert some.shared_prompts([BASE, ("beta_0.01", 0)]).tolist() == [1, 3]
+    assert some.shared_prompts([BASE, ("beta_0.01", 0)], ["kl"]).tolist() == [1, 3]
     assert np.isnan(some.answers("beta_0.05", "kl", [0], pd.Index([0, 1]))).tolist() == [[True, False]]
 
 

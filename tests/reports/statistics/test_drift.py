@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.interpolate import PchipInterpolator
 
 from reports.statistics import alarm
 from reports.statistics.alarm import BLOCKS, LEAST, Updates, alarms, block_means, critical_fall
@@ -88,17 +87,6 @@ def test_noise_does_not_raise_the_peak_of_a_flat_curve() -> None:
     for key in ("value", "fall"):
         numbers = np.array([getattr(one, key) for one in found])
         assert abs(numbers.mean()) < 4 * numbers.std() / np.sqrt(1000)
-
-
-@pytest.mark.parametrize("points", [2, 3, 7])
-def test_the_interpolation_is_that_of_scipy(points: int) -> None:
-    rng = np.random.default_rng(points)
-    for _ in range(50):
-        kl = np.cumsum(rng.uniform(0.1, 2.0, points))
-        values = rng.normal(size=points)
-        wanted = PchipInterpolator(np.sqrt(kl), values)
-        for at in np.append(np.linspace(kl[0], kl[-1], 20), kl):
-            assert interpolate(kl, values, float(at)) == pytest.approx(float(wanted(np.sqrt(at))), abs=1e-9)
 
 
 @pytest.mark.parametrize(

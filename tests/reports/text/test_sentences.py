@@ -19,7 +19,8 @@ from reports.statistics.coverage import coverage_with, largest
 from reports.statistics.two_level import Estimate
 from reports.text.answer import Answer, answer, claim_sentence
 from reports.text.methods import methods
-from reports.text.phrases import at_equal_drift, not_compared
+from reports.text.phrases import at_equal_drift
+from reports.text.say import say
 from reports.text.words import interval, number, percent, signed
 
 ARMS = ("beta_0", "beta_0.05", "beta_0.2")
@@ -146,8 +147,9 @@ def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
     words = ("−0.08 [−0.27, +0.12] at 6.10 nats", "between beta_0.05 and beta_0.01", "5 seeds", "not distinguish")
     assert lacking(at_equal_drift([ROW]), *words) == []
     far = replace(ROW, arm="far", reason="few seeds", difference=None, left=dict.fromkeys(range(3), "far apart"))
-    assert lacking(not_compared(far), "3 of 5 seeds", "factor of 2") == []
-    assert f"far ({not_compared(far)})" in at_equal_drift([ROW, far])
+    why = say("drift", "not_compared", far)
+    assert lacking(why, "3 of 5 seeds", "factor of 2") == []
+    assert f"far ({why})" in at_equal_drift([ROW, far])
 
 
 def of_three(value: float, low: float | None, high: float | None) -> Estimate:
