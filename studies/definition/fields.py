@@ -44,13 +44,12 @@ def _listed(seeds: Any) -> Any:
     return seeds
 
 
-def _of_trainer(info: ValidationInfo | None) -> bool:
+def _of_trainer(info: ValidationInfo) -> bool:
     """Return whether the keys are parameters of the study's own trainer, which `studies.definition.trainer` checks."""
-    data = (info and info.data) or {}
-    return "name" in data and bool(data.get("trainer", "was refused"))
+    return "name" in info.data and bool(info.data.get("trainer", "was refused"))
 
 
-def in_full(knobs: Any, info: ValidationInfo | None = None) -> Any:
+def in_full(knobs: Any, info: ValidationInfo) -> Any:
     """`algorithm` is short for `algorithm.name`."""
     try:
         return spelled_out(knobs) if isinstance(knobs, Mapping) and not _of_trainer(info) else knobs

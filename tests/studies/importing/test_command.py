@@ -141,6 +141,14 @@ def test_words_of_a_command(write: Write, layout: Layout) -> None:
     assert len({command.plan_trial(cast(Any, cell.config), layout)[0].key for cell in plan}) == len(plan)
 
 
+def test_a_parameter_may_have_the_name_of_a_setting_of_ours(write: Write) -> None:
+    study = write(
+        trainer={"command": [*WORDS, "{algorithm}"]}, parameters={**BASE["parameters"], "algorithm": "ppo"},
+        arms={"slow": {"algorithm": "ppo"}, "fast": {"algorithm": "grpo"}},
+    )  # fmt: skip
+    assert [cast(Any, cell.config).words[-1] for cell in cells(study)] == ["ppo", "grpo"] * 2
+
+
 @pytest.mark.slow
 def test_a_full_disk_ends_the_study_and_the_same_command_goes_on(write: Write, layout: Layout) -> None:
     layout.root.mkdir()
