@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 TRACEBACK = "ABLATE_TRACEBACK"
 """Environment variable; where it is set, a fault also prints its traceback."""
 
-NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors of the system at a path that names nothing and can name nothing: somebody gave it."""
-
 
 class _Commands(TyperGroup):
     """Commands whose refusals show no character of a word as a terminal would obey it."""
@@ -70,16 +67,7 @@ app = typer.Typer(
 )
 
 
-StudiesArgument = Annotated[
-    list[str], typer.Argument(metavar="STUDY", help="Names or YAML paths of studies.", show_default=False)
-]
-
-
-def report(
-    name: cli.StudyArgument,
-    profile: cli.ProfileOption = None,
-    out: cli.OutOption = None,
-) -> None:
+def report(name: cli.StudyArgument, profile: cli.ProfileOption = None, out: cli.OutOption = None) -> None:
     """Draw a study's report again.
 
     From its records, without training.
@@ -136,7 +124,7 @@ def findings(
 
 
 def compare(
-    names: StudiesArgument,
+    names: Annotated[list[str], typer.Argument(metavar="STUDY", help="Names or YAML paths of studies.")],
     profile: Annotated[
         list[str] | None,
         typer.Option("--profile", help="Profile to use instead of the studies' own; repeat it to compare profiles."),
@@ -184,7 +172,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except Fault as error:
             _end(error, FAULT)
         except OSError as error:
-            if error.errno not in NO_PATH or error.filename is None:
+            # errors at a path that names nothing and can name nothing: somebody gave it
+            if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP) or error.filename is None:
                 _explain(error, arguments)
             _end(UserError(f"'{shown(error.filename, 400)}': {error.strerror}; name another path"), USER_ERROR)
         except Exception as error:

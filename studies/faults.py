@@ -8,7 +8,6 @@ import os
 import re
 import tempfile
 import traceback
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,26 +30,12 @@ def is_disk_full(error: BaseException) -> bool:
 
 def _full(error: BaseException) -> BaseException | None:
     """The link of the chain that names it: `torch.save` and SQLAlchemy raise an exception of their own after it."""
-    return next(
-        (
-            link
-            for link in chain(error)
-            if getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(link))
-        ),
-        None,
-    )
-
-
-def chain(error: BaseException) -> Iterator[BaseException]:
-    """An exception, and those that it was raised from or while handling."""
-    seen: set[int] = set()
-    left: list[BaseException | None] = [error]
-    while left:
-        link = left.pop(0)
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
-            yield link
-            left += [link.__cause__, link.__context__]
+    chain = [error]
+    for link in chain:  # which grows
+        if getattr(link, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or _FULL.search(str(link)):
+            return link
+        chain += [one for one in (link.__cause__, link.__context__) if one is not None and one not in chain]
+    return None
 
 
 def disk_full(error: BaseException) -> DiskFull:

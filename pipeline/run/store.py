@@ -19,7 +19,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -238,6 +238,18 @@ def file_of(folder: StudyFolder, record: TrialRecord, stage: str, name: str) -> 
     """
     ref = record.stages[stage]
     return file_in(folder, ref.path, name, ref.digest)
+
+
+def read_columns(
+    folder: StudyFolder, record: TrialRecord, stage: str, name: str, wanted: Collection[str]
+) -> dict[str, list[Any]]:
+    """The columns among `wanted` that a table in parquet has, of a trial's artifact; raises as `file_of`."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file_of(folder, record, stage, name)) as file:
+        table = file.read([one for one in file.schema_arrow.names if one in wanted], use_threads=False)
+    # As lists: pyarrow imports pandas to make an array.
+    return {one: table[one].to_pylist() for one in table.column_names}
 
 
 def file_in(folder: StudyFolder, where: str, name: str, digest: str | None = None) -> Path:

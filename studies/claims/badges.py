@@ -220,8 +220,6 @@ def _differences(was: Any, now: Any, key: str = "") -> Iterator[str]:
 
 
 def _word(value: Any) -> str:
-    if value is None:
-        return "none"
     text = ", ".join(map(_word, value)) if isinstance(value, list) else str(value)
-    text = text or "none"
+    text = "none" if value is None else text or "none"
     return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

@@ -43,10 +43,8 @@ class Outcomes:
     def observed(self) -> int:
         return int((self.bottom > 0).sum())
 
-    def at(self, prompts: NDArray[np.int64]) -> Outcomes:
-        """Return the outcomes of these prompts alone, in their order; all of them have to be there."""
-        order = np.argsort(self.prompts)
-        rows = order[np.searchsorted(self.prompts[order], prompts)]
+    def at(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Outcomes:
+        """Return the outcomes of these rows alone, in their order."""
         return Outcomes(self.prompts[rows], self.top[rows], self.bottom[rows])
 
     @property
@@ -83,12 +81,12 @@ def interval(metric: str, outcomes: Outcomes) -> Interval:
 def difference(own: Outcomes, base: Outcomes) -> tuple[Interval, int]:
     """``own - base`` with its 95 % interval, paired on the prompts that both have, and how many of these have a value
     of the metric, on the side that has fewer; infinite ends with fewer than `FEWEST`."""
-    shared = np.intersect1d(own.prompts, base.prompts)
-    own, base = own.at(shared), base.at(shared)
+    _, own_rows, base_rows = np.intersect1d(own.prompts, base.prompts, return_indices=True)
+    own, base = own.at(own_rows), base.at(base_rows)
     observed = min(own.observed, base.observed)
     if observed < FEWEST:
         return (math.nan, -math.inf, math.inf), observed
-    decided = shared[(own.bottom > 0) | (base.bottom > 0)]  # others would only add degrees of freedom
+    decided = (own.bottom > 0) | (base.bottom > 0)  # others would only add degrees of freedom
     return student(own.at(decided).linear - base.at(decided).linear), observed
 
 
@@ -105,7 +103,8 @@ def judge(falsifier: Falsifier, own: Evaluation, base: Evaluation | None = None)
         return replace(none, reason=f"no interval: {prompts} {which}, and {FEWEST} are needed")
     both = [against(own.value, base.value)] if base is not None else []
     if value is None or not math.isfinite(value):
-        return replace(none, reason=": ".join([f"no {falsifier.noun} of {falsifier.metric} is defined", *both]))
+        noun = "difference" if falsifier.relative_to else "value"
+        return replace(none, reason=": ".join([f"no {noun} of {falsifier.metric} is defined", *both]))
     decides = value if ends is None else ends[falsifier.bound == "high"]
     refuted = OPERATORS[falsifier.op](decides, falsifier.threshold)
     text = f"{'difference ' * (base is not None)}{value:.4g}"

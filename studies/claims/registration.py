@@ -101,7 +101,8 @@ def register(content: Mapping[str, Any], folder: StudyFolder, commit: str, notif
 def read_chain(folder: StudyFolder) -> list[Line]:
     """Read all lines, the first first; none where the study was not registered. Raises `Damaged` for a chain that is
     not as written."""
-    path, lines, head = folder.registration_file, list[Line](), _head(folder)
+    path, lines = folder.registration_file, list[Line]()
+    head = folder.started().get("registered") if folder.study_file.exists() else None  # digest of the last line
     try:
         texts = path.read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -128,11 +129,6 @@ def ended(folder: StudyFolder, lines: Sequence[Line] = ()) -> int:
 def is_registered(study: Study) -> bool:
     """Return whether a study is registered: not where its trials had run before, nor a single trial without a file."""
     return study.kind != IMPORTED and bool(study.source)
-
-
-def _head(folder: StudyFolder) -> str:
-    """The digest of the last line, from study.json; empty of a study that ran before there was one."""
-    return str(folder.started().get("registered") or "") if folder.study_file.exists() else ""
 
 
 def _digest(before: Sequence[Line], text: str) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.config.trial import flatten
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
-from pipeline.run.store import file_of
+from pipeline.run.store import read_columns
 
 Array = NDArray[np.float64]
 Series = tuple[Array, Array]
@@ -28,10 +28,6 @@ LEAST = 10
 """Records below which a series is not judged."""
 FEWEST = 3
 """Records outside a band below which they are chance."""
-OK = "ok"
-DIVERGED = "diverged"
-UNKNOWN = "not judged"
-"""Health of a trial without a banded series of `LEAST` records."""
 SHARE = 0.2
 """Share of its records that a series may have outside a band, unless the band sets another. PPO at four times the
 learning rate of `tiny`, with which it wins most often, has 12 % of its steps above the band of policy/approxkl."""
@@ -143,8 +139,8 @@ class Health:
 
     @property
     def words(self) -> str:
-        """`OK`, `UNKNOWN`, or what is wrong: `DIVERGED`, and the series that left their bands with the share of their
-        records.
+        """``ok``, ``not judged`` without a banded series of `LEAST` records, or what is wrong: ``diverged``, and the
+        series that left their bands with the share of their records.
 
         >>> Health((Symptom("policy/approxkl", "above", 0.02, 61, 100, 3, "too far", "lower"),), ()).words
         'policy/approxkl 61 %'
@@ -152,8 +148,8 @@ class Health:
         ('ok', 'not judged', 'diverged')
         """
         shares = [f"{one.key} {in_percent(one.share)} %{' at the end' if one.late else ''}" for one in self.symptoms]
-        wrong = ", ".join([DIVERGED] * self.diverged + shares)
-        return wrong or (OK if self.judged else UNKNOWN)
+        wrong = ", ".join(["diverged"] * self.diverged + shares)
+        return wrong or ("ok" if self.judged else "not judged")
 
 
 def in_percent(share: float) -> str:
@@ -291,19 +287,9 @@ def health_of(folder: StudyFolder, record: TrialRecord) -> Health:
 
 def _read(folder: StudyFolder, record: TrialRecord) -> dict[str, Series]:
     """The series that have bands."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     if "train" not in record.stages:
         return {}
-    path = file_of(folder, record, "train", "metrics.parquet")
-    try:
-        with pq.ParquetFile(path) as file:
-            names = [name for name in file.schema_arrow.names if name in BANDS or name == "step"]
-            table = file.read(names, use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        raise Damaged(path, str(error).splitlines()[0]) from None
-    # As lists: pyarrow imports pandas to make an array.
-    columns = {name: np.array(table[name].to_pylist(), dtype=np.float64) for name in table.column_names}
+    found = read_columns(folder, record, "train", "metrics.parquet", {*BANDS, "step"})
+    columns = {name: np.array(values, dtype=np.float64) for name, values in found.items()}
     steps = columns.pop("step", np.zeros(0))
     return {key: (steps, values) for key, values in columns.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.errors import Damaged, Gone
 from pipeline.run.layout import StudyFolder, TrialRecord
 from pipeline.run.metrics import UPDATE_STEPS, each_step, per_prompt
-from pipeline.run.store import file_of
+from pipeline.run.store import read_columns
 from pipeline.stopping import Record
 from studies.claims.evaluations import Evaluation, Outcomes, judge
 from studies.claims.falsifiers import Series, Verdict, compare, evaluate, untested
@@ -50,19 +50,14 @@ def verdicts(study: Study, folder: StudyFolder, plan: Sequence[Planned]) -> list
 
 def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Series:
     """A recorded series; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
-    import pyarrow.parquet as pq
-
     if "train" not in record.stages:
         return Series([], record.steps)
-    with pq.ParquetFile(file_of(folder, record, "train", "metrics.parquet")) as file:
-        if metric not in file.schema_arrow.names:
-            return Series([], record.steps)
-        updates = UPDATE_STEPS if each_step(metric) and UPDATE_STEPS in file.schema_arrow.names else metric
-        table = file.read(list({"step", metric, updates}), use_threads=False)
-    # As lists: pyarrow imports pandas to make an array. What a step did not record is NaN here.
-    steps, values, taken = (table[key].to_pylist() for key in ("step", metric, updates))
-    gap = _gap(_records(steps, taken)) if updates != metric else None
-    return Series(_records(steps, values), max([record.steps, *map(int, steps)]), gap)
+    columns = read_columns(folder, record, "train", "metrics.parquet", ["step", metric, UPDATE_STEPS])
+    if metric not in columns:
+        return Series([], record.steps)
+    steps = columns["step"]  # what a step did not record is NaN
+    gap = _gap(_records(steps, columns[UPDATE_STEPS])) if each_step(metric) and UPDATE_STEPS in columns else None
+    return Series(_records(steps, columns[metric]), max([record.steps, *map(int, steps)]), gap)
 
 
 def _records(steps: Iterable[float], values: Iterable[float | None]) -> list[Record]:
@@ -191,22 +186,17 @@ def evaluation(falsifier: Falsifier, folder: StudyFolder, record: TrialRecord) -
 
 def _outcomes(metric: str, folder: StudyFolder, record: TrialRecord) -> Outcomes | str:
     """The rows of ``prompts.parquet`` that have the metric."""
-    import pyarrow.parquet as pq
-
-    columns = per_prompt(metric)
-    if columns is None:
+    both = per_prompt(metric)
+    if both is None:
         return f"no interval: {metric} exists once per trial"
-    top, bottom = columns
-    wanted = ["prompt_id", top, *([bottom] if bottom else [])]
-    if "evaluate" not in record.stages:
+    wanted = ["prompt_id", *filter(None, both)]
+    there = "evaluate" in record.stages
+    columns = read_columns(folder, record, "evaluate", "prompts.parquet", wanted) if there else {}
+    if not set(wanted) <= columns.keys():
         return f"no interval: the trial left no outcomes by prompt of {metric}"
-    with pq.ParquetFile(file_of(folder, record, "evaluate", "prompts.parquet")) as file:
-        if not set(wanted) <= set(file.schema_arrow.names):
-            return f"no interval: the trial left no outcomes by prompt of {metric}"
-        table = file.read(wanted, use_threads=False)
-    # As lists: pyarrow imports pandas to make an array. What an imported prompt lacks is None or NaN.
-    numbers = [[math.nan if value is None else float(value) for value in table[key].to_pylist()] for key in wanted[1:]]
-    values = np.array([*numbers, [1.0] * table.num_rows][:2])
+    prompts = np.array(columns["prompt_id"], dtype=np.int64)
+    # What an imported prompt lacks is None or NaN.
+    numbers = [[math.nan if value is None else float(value) for value in columns[key]] for key in wanted[1:]]
+    values = np.array([*numbers, [1.0] * len(prompts)][:2])
     whole = np.isfinite(values).all(0)
-    prompts = np.array(table["prompt_id"].to_pylist(), dtype=np.int64)
     return Outcomes(prompts[whole], values[0, whole], values[1, whole])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.config.names import SYMBOLS
-from pipeline.errors import INTERRUPTED, UserError
+from pipeline.errors import FAULT, INTERRUPTED, Fault, UserError
 from pipeline.named_files import place
 from pipeline.wording import control_character, printable
 from studies.hints import command
@@ -27,7 +32,6 @@ StudyArgument = Annotated[
     typer.Argument(
         metavar="STUDY",
         help="A study's name, or the path of a YAML file; NAME+confirm: its confirmation on fresh seeds.",
-        show_default=False,
     ),
 ]
 ProfileOption = Annotated[
@@ -103,7 +107,7 @@ def study(
 
 
 def work(
-    name: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a started study.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="STUDY", help="Name of a started study.")],
     profile: RunProfileOption = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Trials at once.")] = 1,
     out: OutOption = None,
@@ -113,8 +117,6 @@ def work(
     Any number of these, on any machines that share --out, work on one study. SIGUSR1 or SIGTERM lets each trial write
     its checkpoint first, SIGTERM after that ends them at once. Exit code 75: trials are left; 76: none came further.
     """
-    import signal
-
     from pipeline.run.layout import Layout
     from pipeline.run.progress import LEFT, NO_FURTHER, ask_to_leave, asked_to_leave, can_be_asked
     from studies.execution.recorded import study_folder
@@ -155,8 +157,7 @@ def run(
 
 def plan(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[STUDY]", help="As for study; not needed with --memory.", show_default=False),
+        str | None, typer.Argument(metavar="[STUDY]", help="As for study; not needed with --memory.")
     ] = None,
     profile: ProfileOption = None,
     settings: SetOption = None,
@@ -192,9 +193,7 @@ def plan(
 
 
 def new_study(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.", show_default=False)
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the study; its file is NAME.yaml.")],
     design: Annotated[
         str,
         typer.Option(
@@ -222,9 +221,6 @@ def falsify(
 ) -> None:
     """Judge a study's hypotheses and falsifiers on its records. Exit code: 0 all supported and survived, 1 refuted or
     falsified, 3 undecided or not tested, 4 damaged records."""
-    import json
-    from dataclasses import asdict
-
     from pipeline.config.loading import parse_set
     from pipeline.run.layout import Layout
     from studies.claims.badges import standing
@@ -279,22 +275,17 @@ def import_command(
 
     Logs are JSON, JSON lines, CSV or parquet.
     """
-    from rich.text import Text
-
     from pipeline.run.layout import Layout
     from studies.importing.run import import_folder
 
     _, lines = import_folder(folder, name, Layout.at(out), map_, steps_per_update, replace=replace)
     for line in lines:
-        terminal().print(Text(line), soft_wrap=True)
+        say(terminal(), line)
 
 
 def export(
-    run: Annotated[
-        str,
-        typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10.", show_default=False),
-    ],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="STUDY/ARM/SEED, for example kl_ablation/beta_0.05/10.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to create.")],
     profile: RunProfileOption = None,
     out: OutOption = None,
 ) -> None:
@@ -308,16 +299,13 @@ def export(
 def score(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="Parquet, CSV or JSONL with the columns prompt and completion.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Parquet, CSV or JSONL with the columns prompt and completion."),
     ],
     reward: Annotated[
         str,
         typer.Option(
             "--reward",
             help="STUDY/ARM/SEED: its training reward; or lexicon, grammar; or the folder of a sequence classifier.",
-            show_default=False,
         ),
     ],
     to: Annotated[
@@ -358,11 +346,7 @@ def ui(
 def serve(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="TRIAL",
-            help="STUDY/ARM/SEED, running or ended, or the folder of an exported policy.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="TRIAL", help="STUDY/ARM/SEED, running or ended, or the folder of an exported policy."),
     ],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
     host: Annotated[
@@ -375,8 +359,6 @@ def serve(
 
     OpenAI's completions, and a page to look at. CPU threads: OMP_NUM_THREADS, else 1.
     """
-    import os
-
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported, and by every thread of its own
 
     from pipeline.run.layout import Layout
@@ -387,7 +369,6 @@ def serve(
 
 def sync(name: StudyArgument, profile: ProfileOption = None, out: OutOption = None) -> None:
     """Bring MLflow and optuna.db up to date with a study's records."""
-    from pipeline.errors import FAULT
     from pipeline.run.layout import Layout
     from studies.claims.verdicts import verdicts
     from studies.definition.design import planned
@@ -431,9 +412,6 @@ def _run(
     executor: str,
     cluster: Path | None,
 ) -> None:
-    from contextlib import suppress
-
-    from pipeline.errors import FAULT, Fault
     from pipeline.run.layout import read_json
     from studies.claims.badges import standing
     from studies.claims.symptoms import by_arm, health_of
@@ -479,10 +457,8 @@ def _run(
 
 def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
     """Draw the report; a fault in it must not hide the study's end, so it goes to a file whose path is shown."""
-    import traceback
-
     from studies.execution.records import is_newer
-    from studies.faults import is_disk_full
+    from studies.faults import explained, is_disk_full
 
     if _report is None or not chosen.source:
         return None
@@ -493,10 +469,7 @@ def _draw(chosen: Study, folder: StudyFolder, console: Console) -> Path | None:
     except Exception as error:
         if is_disk_full(error):
             raise
-        log = folder.path / "log" / "report.txt"
-        log.parent.mkdir(exist_ok=True)
-        log.write_text(traceback.format_exc(), encoding="utf-8")
-        say(console, f"the report could not be drawn ({type(error).__name__}: {error}); details: {log}", "red")
+        say(console, f"the report could not be drawn: {explained(error, folder.path)}", "red")
         return None
 
 
@@ -509,8 +482,6 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 def terminal() -> Console:
     """Standard output; wide where it is no terminal, so that tables in a log file are not folded."""
-    import os
-
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
 
@@ -530,8 +501,6 @@ def terminal() -> Console:
 
 def default_jobs(config: TrialConfig) -> int:
     """Trials at once: one for each share of the usable cores, or of the visible GPUs where trials use them."""
-    import os
-
     from pipeline.resources.machine import visible_gpus
 
     if config.runtime.device != "cpu" and (gpus := len(visible_gpus())):

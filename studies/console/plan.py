@@ -26,6 +26,7 @@ from pipeline.run.dag import StagePlan, likeness
 from pipeline.run.layout import Layout, TrialRecord
 from pipeline.stages.graph import STAGES
 from studies.claims.forecast import Values, dead_groups, detectable, spread
+from studies.console import cli
 from studies.console.summary import table
 from studies.definition.design import Cell, cautions, cells
 from studies.definition.schema import Study
@@ -74,7 +75,7 @@ def print_plan(
         planned, idle, words = _ahead(run, plan)
         console.print(Text(words, "bold"))
         for caution in [*cautions(plan), *untestable(compared, plan)]:
-            console.print(Text(caution, "yellow"), soft_wrap=True)
+            cli.say(console, caution, "yellow")
         console.print()
         console.print(stage_table(planned))
         _print_forecast(console, planned, compared, chosen, layout)
@@ -168,13 +169,11 @@ def _recorded(layout: Layout, profile: str) -> Iterator[tuple[str, list[TrialRec
 def _time(left: Sequence[Cell], beside: Sequence[str], measured: Sequence[TrialRecord], layout: Layout) -> str:
     """Estimate the time of these trainings, of which a trial with rounds has several, and of the other stages `beside`
     them, from what earlier trials took."""
-    from studies.console.cli import default_jobs
-
     configs = [cell.config for cell in left]
     if not measured:
         profile = configs[0].profile
         return f"; how long that takes is not known yet: no trial of profile {profile} has been measured here"
-    jobs = min(default_jobs(configs[0]), math.ceil(math.fsum(1 / config.rounds for config in configs)))
+    jobs = min(cli.default_jobs(configs[0]), math.ceil(math.fsum(1 / config.rounds for config in configs)))
     steps = math.fsum(config.gradient_steps / config.rounds for config in configs)
     each = math.fsum(one.cost["wall_s"] for one in measured) / sum(one.steps for one in measured)
     trials = f"{len(measured)} earlier trial{'s' * (len(measured) > 1)}"
@@ -231,13 +230,13 @@ def _print_forecast(console: Console, planned: Planned, study: Study, profile: s
         lines.setdefault(dead_line(configs[arm], paths), []).append(arm)
     console.print()
     for line, arms in lines.items():
-        console.print(Text(f"{', '.join(arms)}: {line}"), soft_wrap=True)
+        cli.say(console, f"{', '.join(arms)}: {line}")
     if (seeds := len({cell.seed for cell, _ in planned})) > 1:
         metric, shown = study.objective.metric, list[tuple[str, Values]]()
         for baseline, records in _recorded(layout, profile):
             known = {(one.arm, one.seed): {**one.ends, **one.summary}.get(metric) for one in records}
             shown.append((baseline, {trial: value for trial, value in known.items() if value is not None}))
-        console.print(Text(detection_line(metric, seeds, spread(shown))), soft_wrap=True)
+        cli.say(console, detection_line(metric, seeds, spread(shown)))
 
 
 def dead_line(config: TrialConfig, paths: Sequence[Path]) -> str:
@@ -286,8 +285,8 @@ def _print_budget(console: Console, study: Study, compared: Study, plan: Sequenc
         lines.setdefault(tuple(budget_lines(next(cell.config for cell in plan if cell.arm == arm))), []).append(arm)
     console.print()
     for (first, *rest), arms in lines.items():
-        console.print(Text("\n".join([f"each trial of {', '.join(arms)}: {first}", *rest])), soft_wrap=True)
-    console.print(Text(total_line(study, plan)), soft_wrap=True)
+        cli.say(console, "\n".join([f"each trial of {', '.join(arms)}: {first}", *rest]))
+    cli.say(console, total_line(study, plan))
 
 
 def duration(seconds: float) -> str:
@@ -344,8 +343,8 @@ def budget_lines(config: TrialConfig) -> Iterator[str]:
     largest = ", ".join(f"{name} {size:.2f}" for name, size in budget.stages[most].items() if size >= 0.005)
     yield (
         f"{fits}: {hours(budget.t4_hours)} of {budget.caps.wall_clock_h:g} h on a T4,"
-        f" {budget.total_gib:.2f} of {budget.caps.memory_gib:g} GiB {where}, {_millions(budget.trained)} of"
-        f" {_millions(budget.parameters)} M parameters trained (predicted)"
+        f" {budget.total_gib:.2f} of {budget.caps.memory_gib:g} GiB {where}, {budget.trained / 1e6:.3g} of"
+        f" {budget.parameters / 1e6:.3g} M parameters trained (predicted)"
     )
     yield f"  GiB at the peak of each stage: {', '.join(f'{stage} {size:.2f}' for stage, size in peaks.items())}"
     yield f"  GiB in stage {most}: {largest}"
@@ -376,15 +375,9 @@ def print_memory(console: Console, model: str) -> None:
         sizes = (parameters * width / GIB for width in (*each, sum(each)))
         shown.add_row(Text(title), *(f"{size:.3g}" if size else "-" for size in sizes))
     console.print(shown)
-    console.print(
-        Text(
-            "Weights, gradients and the optimiser's state alone: activations, the cache of sampling and logits come on"
-            " top. Adapters: 1 % of a network's parameters. With one, the reference is the"
-            " policy without it. What a trial of this pipeline takes in all: ablate plan STUDY."
-        ),
-        soft_wrap=True,
+    cli.say(
+        console,
+        "Weights, gradients and the optimiser's state alone: activations, the cache of sampling and logits come on top."
+        " Adapters: 1 % of a network's parameters. With one, the reference is the policy without it. What a trial of"
+        " this pipeline takes in all: ablate plan STUDY.",
     )
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.3g}"

@@ -15,6 +15,7 @@ from pipeline.run.layout import TrialRecord
 from studies.claims.badges import Standing
 from studies.claims.falsifiers import OUTCOMES, Verdict, overall
 from studies.claims.symptoms import ArmHealth
+from studies.console.cli import say
 from studies.definition.design import Cell
 from studies.definition.schema import Study
 
@@ -48,7 +49,7 @@ def study_table(
     for arm in study.arm_overrides():
         own = [record for record in records if record.arm == arm]
         judged = [record for record in own if next(iter(columns)) in record.summary | record.ends]
-        values = [intervals.get(arm, {}).get(key) or _number(_mean(judged, key)) for key in columns]
+        values = [intervals.get(arm, {}).get(key) or _mean(judged, key) for key in columns]
         counts = Counter[str](record.status for record in own)
         expected = sum(cell.arm == arm for cell in plan)
         if len(own) < expected:
@@ -81,15 +82,15 @@ def claim_table(verdicts: Sequence[Verdict]) -> Table:
 
 def print_hypotheses(console: Console, claims: Standing, found: Mapping[str, Any]) -> None:
     """The verdict on each hypothesis with its badge, and on the study; `found`: as the report has them."""
-    console.print(Text(f"Hypothesis: {claims.hypothesis}"), soft_wrap=True)
+    say(console, f"Hypothesis: {claims.hypothesis}")
     for one in found.get("hypotheses") or ():
         rest = "; ".join(filter(None, [one["condition"], one["found"], one["reason"], str(one["badge"])]))
         line = Text.assemble(f"{one['name']}: ", (one["outcome"], OUTCOME_STYLES[one["outcome"]]), f"; {rest}")
         console.print(line, soft_wrap=True)
     for claim in claims.withdrawn:
-        console.print(Text(f"withdrawn claim: {claim}", style="yellow"), soft_wrap=True)
+        say(console, f"withdrawn claim: {claim}", "yellow")
     if "verdict" in found:
-        console.print(Text(str(found["verdict"]), style="bold"), soft_wrap=True)
+        say(console, str(found["verdict"]), "bold")
     console.print()
 
 
@@ -101,7 +102,7 @@ def print_verdicts(console: Console, study: Study, verdicts: Sequence[Verdict], 
     for falsifier in study.falsifiers:
         badge = claims.falsifiers[falsifier.name]
         claim = f'{falsifier.name}: claim "{falsifier.claim}", refuted by {falsifier.condition}; {badge}'
-        console.print(Text(claim), soft_wrap=True)
+        say(console, claim)
     console.print(claim_table(verdicts))
     console.print(Text(f"every trial: ablate falsify {study.name} --json", style="dim"))
     outcome = overall(verdicts)
@@ -116,9 +117,7 @@ def print_health(console: Console, arms: Sequence[ArmHealth]) -> None:
     if judged:
         which = ", ".join(f"{one.arm} ({one.ill} of {one.judged})" for one in ill)
         text = f"unhealthy in {which}; the report names the series" if ill else "ok"
-        console.print(
-            Text(f"Health of {judged} judged trials: {text}\n", style="yellow" if ill else ""), soft_wrap=True
-        )
+        say(console, f"Health of {judged} judged trials: {text}\n", "yellow" if ill else "")
 
 
 def print_study(
@@ -136,10 +135,6 @@ def print_study(
     console.print()
 
 
-def _mean(records: Sequence[TrialRecord], key: str) -> float | None:
+def _mean(records: Sequence[TrialRecord], key: str) -> str:
     values = [record.summary[key] for record in records if key in record.summary]
-    return math.fsum(values) / len(values) if values else None
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return f"{math.fsum(values) / len(values):.4f}" if values else "-"

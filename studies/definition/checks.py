@@ -148,13 +148,10 @@ def _fault(text: str, *where: str | int) -> ConfigFault:
     return ConfigFault(where, f"{'.'.join(map(str, where))}: {text}")
 
 
-def _fixed(study: Study) -> dict[str, str]:
-    return {**FIXED, **kept_apart(study.vary)}
-
-
 def _override_fault(study: Study, key: str) -> str | None:
-    if key in _fixed(study):
-        return f"'{key}' {_fixed(study)[key]}; change {study.source}"
+    fixed = {**FIXED, **kept_apart(study.vary)}
+    if key in fixed:
+        return f"'{key}' {fixed[key]}; change {study.source}"
     try:
         check_key(key)
     except UserError as error:

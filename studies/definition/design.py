@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,9 @@ from pipeline.config.loading import ConfigFault
 from pipeline.config.trial import TrialConfig, canonical_json
 from pipeline.errors import UserError
 from pipeline.rewards.kinds import is_own
+from pipeline.rewards.own import faults as own_faults
+from pipeline.rewards.own import file_of
+from pipeline.run.store import file_digest
 from studies.definition.checks import built, check_overrides, fault_lines
 from studies.definition.fields import LINKS, SEED_KEY, Link
 from studies.definition.schema import IMPORTED, Study
@@ -53,10 +56,6 @@ class Foreign:
     """0: unknown; such a trial counts as planned for the steps that it took."""
     command: str = ""
     """Digest of the command; an imported trial is identified by arm and seed."""
-
-    @property
-    def label(self) -> str:
-        return f"{self.arm} seed {self.seed}"
 
     @property
     def digest(self) -> str:
@@ -139,10 +138,9 @@ def cautions(plan: Sequence[Cell]) -> list[str]:
 def _unequal_episodes(plan: Sequence[Cell]) -> list[str]:
     counts: dict[int, dict[str, None]] = {}
     for cell in plan:
-        train = cell.config.train
-        if not cell.config.algorithm.learns:
-            continue
-        counts.setdefault(train.updates * train.batch_size, {})[cell.arm] = None
+        if cell.config.algorithm.learns:
+            train = cell.config.train
+            counts.setdefault(train.updates * train.batch_size, {})[cell.arm] = None
     if len(counts) < 2:
         return []
     each = "; ".join(f"{episodes:,}: {', '.join(arms)}" for episodes, arms in sorted(counts.items()))
@@ -162,12 +160,10 @@ def seeded(config: TrialConfig, seed: int, vary: Sequence[Link]) -> TrialConfig:
 
 def acting(config: TrialConfig, vary: Sequence[Link]) -> tuple[Link, ...]:
     """Links that exist in this configuration: a ready reward has no labels, a snapshot without SFT no seed."""
-    return tuple(link for link in LINKS if link in vary and not _idle(config, link))
-
-
-def _idle(config: TrialConfig, link: Link) -> bool:
-    ready = link == "reward" and inert(config, LINKS["labels"]) is not None
-    return ready or inert(config, LINKS[link]) is not None
+    idle = {link for link in LINKS if inert(config, LINKS[link]) is not None}
+    if "labels" in idle:
+        idle.add("reward")
+    return tuple(link for link in LINKS if link in vary and link not in idle)
 
 
 def with_code(config: TrialConfig, study: Study) -> TrialConfig:
@@ -186,7 +182,8 @@ def check_own(study: Study, configs: Mapping[str, TrialConfig]) -> None:
     faults = [
         ConfigFault(_place(study, arm, key), f"{study.kind}.{arm}: {text}")
         for arm, config in configs.items()
-        for key, text in _faults(config)
+        for section in _own(config)
+        for key, text in own_faults(section, config.scorers[section], config.runtime.code)
     ]
     if faults:
         raise UserError(fault_lines(study.source or study.name, faults))
@@ -196,24 +193,13 @@ def own_digests(configs: Iterable[TrialConfig]) -> dict[str, str]:
     """Digests of the files of all classes that are named, by the name of the class."""
     found: dict[str, str] = {}
     for config in configs:
-        if kinds := _own(config):
-            from pipeline.rewards.own import file_of
-            from pipeline.run.store import file_digest
-
-            files = {kind: file_of(kind, config.runtime.code) for kind in kinds.values()}
-            found |= {kind: file_digest(file) for kind, file in files.items() if file is not None}
+        files = {kind: file_of(kind, config.runtime.code) for kind in _own(config).values()}
+        found |= {kind: file_digest(file) for kind, file in files.items() if file is not None}
     return found
 
 
 def _own(config: TrialConfig) -> dict[str, str]:
     return {key: scorer.kind for key, scorer in config.scorers.items() if is_own(scorer.kind)}
-
-
-def _faults(config: TrialConfig) -> Iterator[tuple[str, str]]:
-    for section in _own(config):
-        from pipeline.rewards.own import faults
-
-        yield from faults(section, config.scorers[section], config.runtime.code)
 
 
 def _place(study: Study, arm: str, key: str) -> tuple[str | int, ...]:

@@ -13,7 +13,6 @@ from pydantic import Field, field_validator, model_validator
 
 from pipeline.config.base import Distinct, Finite, Positive, Section
 from pipeline.config.names import nearest
-from pipeline.config.train import StopRule
 from pipeline.run.metrics import PER_PROMPT, per_prompt
 from studies.definition.fields import COST, EVALUATION, MetricName, Name, Text, check_comparable
 
@@ -113,20 +112,6 @@ class Falsifier(Section):
     def consecutive(self) -> int:
         """Successive records that must break the claim; 1 for `any`."""
         return self.aggregation.consecutive if isinstance(self.aggregation, Consecutive) else 1
-
-    @property
-    def noun(self) -> str:
-        return "difference" if self.relative_to else "value"
-
-    @property
-    def rule(self) -> StopRule:
-        return StopRule(
-            metric=self.metric,
-            op=self.op,
-            threshold=self.threshold,
-            consecutive=self.consecutive,
-            before_step=self.before_step,
-        )
 
     def applies_to(self, arm: str, baseline: str) -> bool:
         """Return whether the claim applies to this arm; one relative to the baseline does not apply to the baseline."""

@@ -155,7 +155,7 @@ class Study(Section):
 
     def stop_rules(self, arm: str) -> tuple[StopRule, ...]:
         claims = (one for one in self.falsifiers if one.stop and one.applies_to(arm, self.baseline))
-        return tuple(claim.rule for claim in claims)
+        return tuple(StopRule.model_validate(claim, from_attributes=True) for claim in claims)
 
     def arm_overrides(self) -> dict[str, dict[str, Any]]:
         """Arm name -> dotted overrides, in the order of the file. Of a search: the baseline of its confirmation; the

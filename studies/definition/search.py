@@ -60,13 +60,9 @@ def tried(study: Study, number: int, overrides: Mapping[str, Any], record: Trial
     """Build a trial of a search from its record."""
     assert study.search is not None
     status, summary = record.status, record.summary
-    metrics = dict.fromkeys(
-        [
-            *(objective.metric for objective in objectives(study)),
-            *(constraint.metric for constraint in study.search.constraints),
-        ]
-    )
-    values = {key: summary[key] for key in metrics if _measured(summary, key)}
+    aims = [objective.metric for objective in objectives(study)]
+    bounded = [constraint.metric for constraint in study.search.constraints]
+    values = {key: summary[key] for key in aims + bounded if _measured(summary, key)}
     feasible = all(value <= 0 for value in violations(study, status, summary).values())
     return Tried(number, arm(number), dict(overrides), status, values, feasible, record.steps)
 
@@ -102,7 +98,8 @@ def choose(trials: Sequence[Tried], aims: Sequence[Objective], top: int, base: M
             (trial for trial in left if trial.number in front),
             key=lambda trial: (*(-x for x in _signed(trial, aims)), trial.number),
         )
-        chosen += _spread(ordered, top - len(chosen))
+        n = min(top - len(chosen), len(ordered))
+        chosen += [ordered[round(place * (len(ordered) - 1) / max(n - 1, 1))] for place in range(n)]
         left = [trial for trial in left if trial.number not in front]
     return chosen
 
@@ -157,12 +154,3 @@ def _signed(trial: Tried, aims: Sequence[Objective]) -> tuple[float, ...]:
 
 def _dominates(a: Sequence[float], b: Sequence[float]) -> bool:
     return all(x >= y for x, y in zip(a, b, strict=True)) and any(x > y for x, y in zip(a, b, strict=True))
-
-
-def _spread(ordered: Sequence[Tried], n: int) -> list[Tried]:
-    """Pick at most `n`, evenly, both ends first; in the order given."""
-    if len(ordered) <= n:
-        return list(ordered)
-    if n == 1:
-        return [ordered[0]]
-    return [ordered[round(place * (len(ordered) - 1) / (n - 1))] for place in range(n)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -26,14 +26,7 @@ SHOWN_ENDED = 8
 COLUMNS = {"KL/token": "objective/kl_exact_per_token", "entropy": "policy/entropy", "reward": "objective/scores"}
 WORDS = ("arm", "status", "unhealthy", "falsified at step")
 """Columns of the live table that are no numbers."""
-STYLES = {
-    "complete": "green",
-    "budget": "yellow",
-    "pruned": "yellow",
-    "diverged": "magenta",
-    "failed": "red",
-    "interrupted": "yellow",
-}
+STYLES = {"complete": "green", "budget": "yellow", "pruned": "yellow", "diverged": "magenta", "failed": "red"}
 
 
 @dataclass
@@ -82,18 +75,9 @@ class Display:
         self._ended = self._ended_here = 0
         self._first: float | None = None
         """Time when the first trial of this call was seen; shared stages come before."""
-        self._live = (
-            Live(console=console, refresh_per_second=4, get_renderable=self.table) if console.is_terminal else None
-        )
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._live.stop()
+        live = Live(console=console, refresh_per_second=4, get_renderable=self.table)
+        self.live: AbstractContextManager[object] = live if console.is_terminal else nullcontext()
+        """Within it the table is shown."""
 
     def line(self, text: str, style: str = "") -> None:
         """Print one line above the table."""
@@ -112,7 +96,7 @@ class Display:
         if self._first is None and not status.shared:
             self._first = now
         self.notes(status)
-        if self._live is None and status.total and now - row.spoken >= PLAIN_SECONDS:
+        if not self._console.is_terminal and status.total and now - row.spoken >= PLAIN_SECONDS:
             row.spoken = now
             shown = [f"{title} {status.values[key]:.4g}" for title, key in COLUMNS.items() if key in status.values]
             ill = f"  unhealthy: {row.unhealthy}" if row.unhealthy else ""
@@ -145,7 +129,7 @@ class Display:
         row.status.total = row.planned or record.steps
         self._ended += 1
         self._ended_here += 1
-        if self._live is None:
+        if not self._console.is_terminal:
             reason = f": {record.reason}" if record.reason else ""
             took = f" in {seconds:.1f} s" if seconds is not None else ""
             self.line(f"{label}: {record.status}{reason}{took}  ({self._summary()})")

@@ -20,7 +20,7 @@ from pipeline.rewards.kinds import KINDS
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.metrics import METRICS, PER_PROMPT
 from pipeline.run.store import artifact_of, checked, file_of
-from studies.execution.recorded import find_trial, folder_of
+from studies.execution.recorded import find_trial
 from studies.faults import disk_full, is_disk_full
 
 MEANS = (
@@ -44,7 +44,7 @@ def export(run: str, target: Path, layout: Layout, profile: str | None = None) -
         raise UserError(
             f"run '{run}' ended as {record.status} and was never evaluated ({record.reason}); nothing to export"
         )
-    folder, target = folder_of(layout, record), place(target)
+    folder, target = layout.study(record.study, record.profile), place(target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target}: is there already and not empty; name a new folder")
     with beside(target) as new:

@@ -57,11 +57,6 @@ def study_folder(layout: Layout, study: str, profile: str | None, *, started: bo
     return layout.study(study, profile or run_on[0])
 
 
-def folder_of(layout: Layout, record: TrialRecord) -> StudyFolder:
-    """The folder of the study that a trial belongs to."""
-    return layout.study(record.study, record.profile)
-
-
 def artifact(folder: StudyFolder, record: TrialRecord, stage: str) -> Artifact:
     """Return the artifact of a stage of the trial, every file as its manifest states it. Raises `UserError` for a trial
     without the stage, `Damaged`, `Gone`."""

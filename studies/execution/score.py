@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ from pipeline.rewards.settings import PartConfig
 from pipeline.run.layout import Layout
 from pipeline.wording import shown
 from studies.execution.export import beside
-from studies.execution.recorded import artifact, find_trial, folder_of
+from studies.execution.recorded import artifact, find_trial
 
 ROWS = 256
 """Texts scored between two reports of progress."""
@@ -124,17 +126,13 @@ def _is_folder(name: str) -> bool:
 def _ready(key: str, settings: dict[str, Any], device: torch.device) -> Scorer:
     spec = validate(PartConfig, settings, f"{key} '{settings['kind']}'")
     scorer = ready(key, spec, device, Room(f"{key} (texts at once)", AT_ONCE))
-
-    def score(prompts: Sequence[str], texts: Sequence[str]) -> Scores:
-        return {"": scorer(Completions(_no_tokens(len(texts)), prompts, texts))}
-
-    return Scorer(score)
+    return Scorer(lambda prompts, texts: {"": scorer(Completions(_no_tokens(len(texts)), prompts, texts))})
 
 
 def _of_trial(key: str, run: str, layout: Layout, profile: str | None, device: torch.device) -> Scorer:
     """The calibrated training reward of a trial, or its judge."""
     record = find_trial(run, layout, profile)
-    config, folder = TrialConfig.model_validate(record.config), folder_of(layout, record)
+    config, folder = TrialConfig.model_validate(record.config), layout.study(record.study, record.profile)
     room = Room(f"{key} (texts at once)", AT_ONCE)
     if key == "--judge":
         made = artifact(folder, record, "judge") if config.needs_judge else None
@@ -214,9 +212,6 @@ def read_sheet(path: Path) -> dict[str, Row]:
 def write_sheet(path: Path, rows: Sequence[Row], columns: Mapping[str, Sequence[float]], target: Path) -> None:
     """Write the rows of `path` to `target`, with columns added; the others as they were read."""
     if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         table = pq.read_table(path)
         for name, values in columns.items():
             table = table.append_column(name, pa.array(values, pa.float64()))
@@ -261,6 +256,4 @@ def _csv(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
-    import pyarrow.parquet as pq
-
     yield from enumerate(pq.read_table(path).to_pylist(), 1)

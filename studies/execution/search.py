@@ -186,12 +186,8 @@ def distribution(dimension: Dimension) -> BaseDistribution:
 
     if dimension.values is not None:
         return CategoricalDistribution(dimension.values)
-    low, high = dimension.ends
-    return (
-        IntDistribution(low, high, log=dimension.log)
-        if dimension.integer
-        else FloatDistribution(low, high, log=dimension.log)
-    )
+    kind = IntDistribution if dimension.integer else FloatDistribution
+    return kind(*dimension.ends, log=dimension.log)
 
 
 def _short(value: Any) -> str:

@@ -93,11 +93,6 @@ class Started:
         planned: list[StagePlan] = self.module.plan_trial(cell.config, self.layout)
         return planned
 
-    def execution(self, plan: Sequence[Cell]) -> list[dict[str, str]]:
-        """Return the hardware and precision of the trials on this machine. Raises `UserError` for missing GPUs."""
-        found = [self.module.execution(cell.config) for cell in plan]
-        return [dict(items) for items in dict.fromkeys(tuple(one.items()) for one in found)]
-
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
@@ -244,15 +239,9 @@ def _refuse(run: Started, wanted: Mapping[str, Any]) -> None:
             )
 
 
-@contextmanager
-def present(folder: StudyFolder) -> Iterator[None]:
-    """Hold a lock in ``hands/`` that shows that this process is at work."""
-    lock = try_lock(folder.path / "hands" / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
-    assert lock is not None
-    try:
-        yield
-    finally:
-        lock.release()
+def present(folder: StudyFolder) -> FileLock:
+    """The lock in ``hands/`` that shows that this process is at work."""
+    return FileLock(folder.path / "hands" / f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}")
 
 
 def check_locks(folder: StudyFolder) -> None:

@@ -22,8 +22,10 @@ from studies.definition.testable import untestable
 from studies.execution.agenda import Agenda
 from studies.execution.display import Display
 from studies.execution.hand import Hand, Hands, Inline, Say
+from studies.execution.ray_tasks import Ray
 from studies.execution.records import sound_record
 from studies.execution.search import write_optuna
+from studies.execution.slurm import Slurm, read_options
 from studies.execution.started import Started, join, module_of, shared_of, start
 from studies.execution.watch import Watch
 from studies.tracking.sync import Background, Synced, View, sync
@@ -137,8 +139,8 @@ def work(layout: Layout, name: str, profile: str, jobs: int, say: Say, *, stop: 
 def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking: Background, hire: Hire) -> None:
     """Let hands run all missing trials, and watch them."""
     missing = agenda.open()
-    for execution in run.execution(missing):
-        named = [value if key in ("device", "precision") else f"{key} {value}" for key, value in execution.items()]
+    for execution in dict.fromkeys(tuple(run.module.execution(cell.config).items()) for cell in missing):
+        named = [value if key in ("device", "precision") else f"{key} {value}" for key, value in execution]
         display.line(", ".join(named), "dim")
     cached = {stage.key: stage for cell in missing for stage in shared_of(run.stages(cell)) if stage.cached}
     for key, stage in cached.items():
@@ -146,7 +148,7 @@ def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking
     hands = hire(run, agenda, display.line)
     hands.on_status = watch.poll
     tracking.begin()
-    with display:
+    with display.live:
         try:
             while hands.step():
                 watch.poll()
@@ -160,12 +162,8 @@ def _work(run: Started, agenda: Agenda, watch: Watch, display: Display, tracking
 
 def _sender(run: Started, agenda: Agenda) -> Callable[..., Synced | None]:
     """Return a function that sends the study to MLflow as it is at each call."""
-
-    def send(**how: Any) -> Synced | None:
-        environment: dict[str, str] = run.module.environment()
-        return sync(View(run.study, run.profile, run.layout, run.folder, agenda.plan, environment), **how)
-
-    return send
+    environment: dict[str, str] = run.module.environment()
+    return lambda **how: sync(View(run.study, run.profile, run.layout, run.folder, agenda.plan, environment), **how)
 
 
 def _check_budget(run: Started, plan: Sequence[Cell]) -> None:
@@ -190,15 +188,11 @@ def executor(name: str, jobs: int, options: Path | None = None) -> Hire:
         raise UserError(f"no executor '{name}'{nearest(name, names)}; there are: {', '.join(names)}")
     if options is not None and name != "slurm":
         raise UserError(f"--cluster {options}: the executor '{name}' has no options; those of sbatch go with slurm")
-    if name == "slurm":
-        from studies.execution.slurm import Slurm, read_options
-
-        given = read_options(options)
-        return lambda run, agenda, say: Slurm(run, agenda, jobs, given, say)
-    if name == "ray":
-        from studies.execution.ray_tasks import Ray
-
-        return lambda run, agenda, say: Ray(run, agenda, jobs, say)
-    if name == "inline":
-        return Inline
-    return lambda run, agenda, say: Hand(run, agenda, jobs, say)
+    given = read_options(options)
+    hires: dict[str, Hire] = {
+        "processes": lambda run, agenda, say: Hand(run, agenda, jobs, say),
+        "inline": Inline,
+        "slurm": lambda run, agenda, say: Slurm(run, agenda, jobs, given, say),
+        "ray": lambda run, agenda, say: Ray(run, agenda, jobs, say),
+    }
+    return hires[name]

@@ -16,7 +16,6 @@ import yaml
 from filelock import FileLock
 
 from pipeline.run.layout import Layout
-from pipeline.wording import in_words
 
 TAG = "mlflow.sharedViewState.ablate"
 """The tag of an experiment with the view that the link of `ablate ui` opens, which MLflow finds by this key."""
@@ -35,11 +34,6 @@ def server() -> str | None:
 def public(text: str) -> str:
     """A text without the names and passwords in its addresses."""
     return re.sub(r"//[^/\s]*@", "//", text)
-
-
-def in_line(error: Exception) -> str:
-    """An exception in one line, without passwords."""
-    return public(in_words(error))[:220]
 
 
 def connect(layout: Layout) -> Any:

@@ -20,20 +20,13 @@ from pipeline.config.trial import TrialConfig, flatten
 from pipeline.errors import Fault, Gone
 from pipeline.run.layout import Layout, StudyFolder, TrialRecord
 from pipeline.run.store import file_digest, file_of
+from pipeline.wording import in_words
 from studies.claims.falsifiers import Verdict
 from studies.claims.symptoms import health_of
 from studies.claims.verdicts import of_record
 from studies.definition.design import Planned
 from studies.definition.schema import Study
-from studies.tracking import store
-from studies.tracking.describe import (
-    key_of,
-    tags_of_environment,
-    tags_of_record,
-    tags_of_study,
-    tags_of_trial,
-    tags_of_verdicts,
-)
+from studies.tracking import describe, store
 from studies.tracking.runs import INTERRUPTED, RUNNING, STRIDE, STUDY, Runs, digest_of
 
 ARTIFACTS = (
@@ -118,7 +111,8 @@ def sync(
     except Fault:
         raise
     except Exception as error:  # MLflow raises whatever its store, its server or its network raise
-        warn(f"MLflow did not take study {view.study.name} ({store.in_line(error)}); `ablate sync` sends it later")
+        why = store.public(in_words(error))[:220]
+        warn(f"MLflow did not take study {view.study.name} ({why}); `ablate sync` sends it later")
         return Synced(False, sent)
     return Synced(True, sent)
 
@@ -168,7 +162,8 @@ def _hash(path: Path) -> str:
 
 def _follow(view: View, runs: Runs, key: str, one: Running) -> None:
     config = one.config.model_dump(mode="json")
-    _open_trial(view, runs, key, tags_of_trial(view.study, one.arm, one.seed, config, view.environment), config)
+    tags = describe.tags_of_trial(view.study, one.arm, one.seed, config, view.environment)
+    _open_trial(view, runs, key, tags, config)
     runs.mark(key, RUNNING)
     runs.send_rows(key, one.metrics, view.stride)
 
@@ -176,7 +171,7 @@ def _follow(view: View, runs: Runs, key: str, one: Running) -> None:
 def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: str) -> None:
     study, folder = view.study, view.folder
     verdicts = of_record(study, folder, record, view.plan)
-    tags = tags_of_record(study, record, verdicts, health_of(folder, record))
+    tags = describe.tags_of_record(study, record, verdicts, health_of(folder, record))
     metrics = file_of(folder, record, "train", "metrics.jsonl") if "train" in record.stages else None
     files = [("", folder.trial_file(record.arm, record.seed))]
     for stage, name in ARTIFACTS:
@@ -184,7 +179,7 @@ def _finish(view: View, runs: Runs, key: str, record: TrialRecord, fingerprint: 
             with suppress(Gone):  # an imported trial has no samples
                 files.append((stage, file_of(folder, record, stage, name)))
     tested = [one for one in verdicts if one.outcome != "NOT TESTED"]
-    fallen = {key_of("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in tested}
+    fallen = {describe.key_of("falsifier/", one.name): float(one.outcome == "FALSIFIED") for one in tested}
     _open_trial(view, runs, key, tags, record.config)
     if metrics:
         runs.send_rows(key, metrics, view.stride)
@@ -207,20 +202,20 @@ def _open_study(view: View, runs: Runs) -> None:
     if used != name:
         runs.warn(f"experiment '{name}' holds runs of another program; these runs go to '{used}'")
     runs.client.set_experiment_tag(runs.experiment, store.TAG, store.saved_view(study.foreign))
-    tags = tags_of_study(study, view.folder, view.profile) | tags_of_environment(view.environment)
+    tags = describe.tags_of_study(study, view.folder, view.profile) | describe.tags_of_environment(view.environment)
     runs.open(STUDY, f"study {study.name}", tags, {})
 
 
 def _end(view: View, runs: Runs, prints: Mapping[str, Path], verdicts: Sequence[Verdict]) -> None:
     """End the parent run, with the page of the report."""
     folder, page = view.folder, view.folder.report / "index.html"
-    tags, counts = tags_of_verdicts(view.study, verdicts)
+    tags, counts = describe.tags_of_verdicts(view.study, verdicts)
     hashes = [_hash(path) for path in (folder.registration_file, folder.claims_file, page)]
     shown = digest_of([sorted(prints), hashes, tags, counts])
     if STUDY in runs.states and runs.states[STUDY].shown == shown:
         return
     _open_study(view, runs)
-    tags |= tags_of_study(view.study, folder, view.profile)
+    tags |= describe.tags_of_study(view.study, folder, view.profile)
     runs.finish(STUDY, shown, "complete", counts, 0, tags, [("report", page)] if page.exists() else [])
 
 

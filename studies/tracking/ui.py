@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 from pipeline.errors import UserError
@@ -40,7 +39,7 @@ def serve(layout: Layout, port: int) -> None:
     command = [sys.executable, *f"-m mlflow server --host {HOST} --port {port} --workers 1".split()]
     command += ["--uvicorn-opts", "--log-level warning", "--artifacts-destination", layout.mlflow_artifacts.as_uri()]
     command += ["--backend-store-uri", layout.mlflow_uri, "--registry-store-uri", layout.mlflow_uri]
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = subprocess.Popen(command, env={**os.environ, **QUIET}, start_new_session=True)
     try:  # at once: a Ctrl-C from here on must not leave the server behind
         print(f"MLflow is starting at http://{HOST}:{port} (Ctrl-C stops it).", flush=True)
@@ -80,10 +79,6 @@ def _answers(server: subprocess.Popen[bytes], port: int) -> bool:
             return True
         time.sleep(0.2)
     return False
-
-
-def _as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

@@ -48,7 +48,7 @@ def shown(**more: Any) -> tuple[Display, io.StringIO, Clock]:
 
 def test_without_a_terminal_progress_is_rare_and_ends_are_told() -> None:
     display, text, clock = shown()
-    with display:
+    with display.live:
         display.recorded(1, 4, "trials")
         for step in range(0, 64, 2):
             display.shown(status(stage="train", done=step, total=64, values={"objective/kl_exact_per_token": 0.0123}))
