@@ -166,7 +166,7 @@ def plan(
         typer.Option(
             "--memory",
             metavar="SIZE",
-            help="Instead of a study: what four networks of a size (7B), or of a model's id or folder, take.",
+            help="Instead of a study: what four networks of a size, such as 7B, take.",
         ),
     ] = None,
     out: OutOption = None,
