@@ -52,7 +52,8 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Series
     """A recorded series; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
     if "train" not in record.stages:
         return Series([], record.steps)
-    columns = read_columns(folder, record, "train", "metrics.parquet", ["step", metric, UPDATE_STEPS])
+    wanted = ["step", metric, *[UPDATE_STEPS] * each_step(metric)]
+    columns = read_columns(folder, record, "train", "metrics.parquet", wanted)
     if metric not in columns:
         return Series([], record.steps)
     steps = columns["step"]  # what a step did not record is NaN
