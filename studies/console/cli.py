@@ -157,7 +157,7 @@ def run(
 
 def plan(
     name: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="As for study; not needed with --memory.")
+        str | None, typer.Argument(metavar="[STUDY]", help="Name or YAML path of a study; not needed with --memory.")
     ] = None,
     profile: ProfileOption = None,
     settings: SetOption = None,
@@ -346,7 +346,9 @@ def ui(
 def serve(
     what: Annotated[
         str,
-        typer.Argument(metavar="TRIAL", help="STUDY/ARM/SEED, running or ended, or the folder of an exported policy."),
+        typer.Argument(
+            metavar="TRIAL", help="A trial, STUDY/ARM/SEED, running or ended; or the folder of an exported policy."
+        ),
     ],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
     host: Annotated[

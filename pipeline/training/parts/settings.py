@@ -103,10 +103,10 @@ class RolloutConfig(PartSettings):
 
     every: Positive = Field(
         1,
-        description="updates after which the copy of the policy that samples is renewed; 1: the policy itself samples",
+        description="a copy of the policy samples, and is renewed after so many updates; 1: the policy itself samples",
     )
     dtype: Literal["training", "bfloat16", "float16"] = Field(
-        "training", description="precision of sampling; training: the same precision as training"
+        "training", description="precision in which the policy samples; training: that in which it is trained"
     )
     correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
         "none",
@@ -116,7 +116,7 @@ class RolloutConfig(PartSettings):
         ),
     )
     level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
-        "token", description="token: each token has its own ratio; sequence: a response has one, their product"
+        "token", description="what has a ratio: each token, or each sequence (the product of its tokens' ratios)"
     )
     most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
         2.0, description="a larger ratio is replaced: by this value (truncated) or by 0 (masked)"
