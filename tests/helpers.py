@@ -62,7 +62,6 @@ def put_record(
     layout: Layout, config: TrialConfig, artifacts: Iterable[Path], study: str = "demo", profile: str = "smoke",
     arm: str = "base", seed: int = 0, **more: Any,
 ) -> TrialRecord:  # fmt: skip
-    """Write and return the record of a trial with these artifacts in its stages."""
     refs = {
         path.parent.name: StageRef(
             key=path.name, path=path.relative_to(layout.root).as_posix(), digest=read_manifest(path).digest
@@ -97,14 +96,12 @@ def free_port() -> int:
 
 
 def healthy(port: int) -> bool:
-    """Return whether a server on this machine answers."""
     with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
         return bool(answer.status == 200)
     return False
 
 
 def wait_until(ready: Callable[[], object], seconds: float = 60.0, what: str = "") -> None:
-    """Ask again and again; fails after so long."""
     deadline = time.monotonic() + seconds
     while not ready():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
@@ -139,7 +136,6 @@ def store_digests(root: Path) -> dict[str, str]:
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON with its digest, as study.json is."""
     write_atomic(path, sealed(content))
 
 
@@ -186,7 +182,6 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def kill(processes: Iterable[psutil.Process]) -> None:
-    """SIGKILL for those that still run."""
     for one in processes:
         with suppress(psutil.NoSuchProcess):
             one.kill()
@@ -236,7 +231,6 @@ def recorded(layout: Layout, study: str = "demo", profile: str = "smoke", **chan
 
 
 def artifacts(layout: Layout, record: TrialRecord, stages: Iterable[str]) -> dict[str, Artifact]:
-    """Return the artifacts of these stages of the trial."""
     found = {}
     for stage in stages:
         path = layout.root / record.stages[stage].path

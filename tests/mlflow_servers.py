@@ -51,8 +51,6 @@ def _user() -> pwd.struct_passwd | None:
 
 
 class Postgres:
-    """A PostgreSQL of its own, without passwords."""
-
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ablate-postgres-"))  # pytest's folders are closed to other users
         self.port = free_port()
@@ -86,8 +84,6 @@ class Postgres:
 
 
 class Server:
-    """``mlflow server``."""
-
     def __init__(self, store: str, artifacts: Path, log: Path) -> None:
         self.port, self._log = free_port(), log
         self.uri = f"http://{HOST}:{self.port}"

@@ -38,5 +38,4 @@ def prefix(rows: Sequence[Sequence[object]], pad: int = 0) -> Tensor:
 
 
 def divergence(pi: Sequence[float], ref: Sequence[float]) -> float:
-    """KL of two lists of probabilities, nats."""
     return math.fsum(p * math.log(p / q) for p, q in zip(pi, ref, strict=True) if p > 0)

@@ -40,7 +40,6 @@ class RayNodes:
         self._folders = list[Path]()
 
     def start(self) -> None:
-        """Start a head and nodes, and put the head's address into RAY_ADDRESS."""
         from ray.cluster_utils import Cluster
 
         self._folders.append(Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp")))
@@ -52,12 +51,10 @@ class RayNodes:
             self.add()
 
     def add(self, **more: Any) -> Any:
-        """Start a node; `more` are options of Ray's, such as `resources`."""
         self.nodes.append(_patiently(lambda: self._clusters[-1].add_node(**_of_one_cpu(**more))))
         return self.nodes[-1]
 
     def lose(self, node: Any) -> None:
-        """SIGKILL for all processes of a node."""
         self.nodes.remove(node)
         self._clusters[-1].remove_node(node, allow_graceful=False)
 
@@ -66,7 +63,6 @@ class RayNodes:
         self._clusters[-1].head_node.kill_all_processes(check_alive=False, allow_graceful=False)
 
     def stop(self) -> None:
-        """End all clusters, with the workers of one whose head was lost."""
         for cluster in self._clusters:
             with suppress(Exception):  # what was killed is missing
                 cluster.shutdown()
@@ -78,7 +74,6 @@ class RayNodes:
 
 @contextmanager
 def ray_nodes(nodes: int = 2) -> Iterator[RayNodes]:
-    """Have a cluster while the context lasts."""
     before = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_USAGE_STATS_ENABLED")}
     cluster = RayNodes(nodes)
     try:

@@ -37,8 +37,6 @@ def missing() -> str | None:
 
 
 class SlurmNodes:
-    """The daemons; each can be ended, paused and started again."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
@@ -46,7 +44,6 @@ class SlurmNodes:
         self._waits: dict[str, float] = {}
 
     def start(self) -> None:
-        """Start all, and wait until both nodes are idle."""
         self.folder.chmod(0o755)  # jobs of other users read it
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
@@ -63,7 +60,6 @@ class SlurmNodes:
         wait_until(lambda: self.ask(*asked).split() == ["idle"] * len(NODES), 60, "all nodes are idle")
 
     def begin(self, name: str) -> None:
-        """Start a daemon: munged, slurmctld, or the slurmd of a node."""
         folder, configured = self.folder, ["-D", "-f", str(self.configuration)]
         if name == "munged":
             files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munge.pid", "seed-file": "seed"}
@@ -75,7 +71,6 @@ class SlurmNodes:
             self._daemons[name] = subprocess.Popen([program, *options], stdout=out, stderr=out, start_new_session=True)
 
     def kill(self, name: str, how: signal.Signals = signal.SIGKILL) -> None:
-        """End a daemon; its jobs go on."""
         daemon = self._daemons.pop(name)
         daemon.send_signal(how)
         daemon.wait(30)
@@ -93,13 +88,11 @@ class SlurmNodes:
         daemon.wait(30)
 
     def ask(self, *command: str) -> str:
-        """Return the output of a command of SLURM; nothing when it fails."""
         environment = {**os.environ, "SLURM_CONF": str(self.configuration)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
         return done.stdout if done.returncode == 0 else ""
 
     def jobs(self) -> dict[str, str]:
-        """State of every job."""
         lines = self.ask("squeue", "-h", "--states=all", "-o", "%i %T").splitlines()
         return dict(line.split() for line in lines)
 
@@ -114,7 +107,6 @@ class SlurmNodes:
                 self.ask("scontrol", "update", f"JobId={number}", "StartTime=now")
 
     def stop(self) -> None:
-        """End all jobs and daemons."""
         self.ask("scancel", "--user=root")
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and {"RUNNING", "COMPLETING"} & set(self.jobs().values()):

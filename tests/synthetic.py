@@ -180,14 +180,11 @@ PART = {"complete": 1, "budget": 2, "diverged": 3}
 
 @dataclass(frozen=True)
 class Built:
-    """A synthetic study on disk."""
-
     layout: Layout
     study: Study
     folder: StudyFolder
 
     def read(self) -> StudyRecords:
-        """Load what is on disk now."""
         return load_records(self.folder, self.study)
 
     @cached_property
@@ -199,7 +196,6 @@ class Built:
         return analyse(self.records)
 
     def table(self, arm: str, seed: int, stage: str, name: str) -> Path:
-        """The path of a file of a trial."""
         return self.folder.root / self.folder.record(arm, seed).stages[stage].path / name
 
     def rewrite(self, path: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:

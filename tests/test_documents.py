@@ -1,5 +1,3 @@
-"""Every command in a Markdown file works, its names exist, and the examples in docstrings are true."""
-
 from __future__ import annotations
 
 import doctest

@@ -1,5 +1,3 @@
-"""The front door: every exception ends as one line and a code that no verdict has."""
-
 from __future__ import annotations
 
 import errno
@@ -19,7 +17,6 @@ from studies.claims.falsifiers import EXIT_CODES
 
 
 def ended(error: BaseException, out: Path) -> Any:
-    """A command that raises, called through the front door."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
     def command(out: str) -> None:

@@ -1,6 +1,3 @@
-"""What setup installs is what was tested: every version of constraints.txt, by the sums in locks/, and none older than
-what mended an advisory."""
-
 from __future__ import annotations
 
 import re

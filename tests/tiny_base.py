@@ -17,7 +17,6 @@ from pipeline.models.tokenizers import train_tokenizer
 
 
 def build(folder: Path, texts: list[str]) -> None:
-    """Write config, safetensors and tokenizer."""
     tokenizer = train_tokenizer(texts, 2000)
     torch.manual_seed(0)
     sizes = GPT2Config(

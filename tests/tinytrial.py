@@ -167,7 +167,6 @@ def rows_of(
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The knobs that an algorithm's name stands for."""
     settings = preset_of(BASE["train__num_epochs"] * BASE["train__num_mini_batches"], {NAME: name})
     return {"algorithm__name": name, **{key.replace(".", "__"): value for key, value in settings.items()}}
 
@@ -229,7 +228,6 @@ LORA = trial_config(**{**BASE, "adapter__kind": "lora", "adapter__rank": 4})
 
 
 def learned(lm: Any) -> Any:
-    """The adapter after it has moved."""
     choose_trained(lm, LORA)
     generator = torch.Generator().manual_seed(3)
     for _, layer in adapter_layers(lm):

@@ -70,7 +70,6 @@ def critic_of(policy: Qwen2ForCausalLM) -> Qwen2ForSequenceClassification:
 
 
 def _settings(cfg: TrialConfig, folder: Path, queries: Tensor) -> dict[str, Any]:
-    """Settings of all trainers. Logs go nowhere."""
     return {
         "output_dir": str(folder), "report_to": "none", "save_strategy": "no", "disable_tqdm": True,
         "use_cpu": queries.device.type == "cpu", "bf16": False, "gradient_checkpointing": False,

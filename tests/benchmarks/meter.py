@@ -56,7 +56,6 @@ class Meter:
         setattr(owner, name, wrapped)
 
     def end_update(self) -> None:
-        """An update has ended."""
         self.switch("rest")
         self.updates.append(self._current)
         self._current = dict.fromkeys(PHASES, 0.0)

@@ -25,8 +25,6 @@ NEVER = -1
 
 
 class Watch(Reporter):
-    """Receives the end of every update."""
-
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
 

@@ -31,7 +31,6 @@ def frame(runs: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def spread(values: pd.Series) -> str:
-    """Median, least and greatest over the rounds."""
     return f"{values.median():.3g} ({values.min():.3g} to {values.max():.3g})"
 
 

@@ -155,7 +155,6 @@ class Program:
         self._log = folder / f"{command[0]}.log"
 
     def start(self) -> Program:
-        """Start it, or go on with it."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         return self
@@ -171,7 +170,6 @@ class Program:
     __exit__ = kill
 
     def check(self) -> None:
-        """Raise where it has ended by itself."""
         assert self._process.poll() is None, self._log.read_text()
 
 

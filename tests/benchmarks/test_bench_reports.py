@@ -1,5 +1,3 @@
-"""The report of a large study, of made-up numbers, must not outgrow a laptop."""
-
 from __future__ import annotations
 
 import os

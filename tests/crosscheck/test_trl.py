@@ -75,8 +75,6 @@ def network(seed: int) -> Qwen2ForCausalLM:
 
 @dataclass
 class Case:
-    """Inputs and results of TRL."""
-
     cfg: TrialConfig
     policy: Qwen2ForCausalLM
     reference: Qwen2ForCausalLM
@@ -87,7 +85,6 @@ class Case:
 
     @property
     def mask(self) -> Tensor:
-        """(B, T) valid response tokens."""
         return self.episodes.response_mask
 
     @property
@@ -183,7 +180,6 @@ def in_their_conventions(case: Case, actor: ActorCritic) -> Rollout:
 
 
 def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[str, float]], list[dict[str, Tensor]]]:
-    """Our update: metrics and gradients of every step."""
     metrics: list[dict[str, float]] = []
     gradients: list[dict[str, Tensor]] = []
     trained = [parameter for parameter in actor.parameters() if parameter.requires_grad]
@@ -202,7 +198,6 @@ def follow(case: Case, actor: ActorCritic, rollout: Rollout) -> tuple[list[dict[
 
 
 def renamed(tensors: Mapping[str, Tensor], *prefixes: str) -> dict[str, Tensor]:
-    """TRL's names in ours, those with one of our prefixes."""
     return {
         mine + name.removeprefix(its): one
         for name, one in tensors.items()

@@ -1,7 +1,3 @@
-"""Studies that are disturbed once at a random moment, and gone on with by the same command until they are complete: in
-the end every file of the results must be that of a study which nothing disturbed, and MLflow must hold every record
-once."""
-
 from __future__ import annotations
 
 import math
@@ -72,7 +68,6 @@ class Scene:
         return self.folder / "out"
 
     def start(self, verb: str = "study") -> None:
-        """Give the command, in a session of its own."""
         settings = SETTINGS if verb == "study" else ()
         shutil.copy(STUDY, self.folder / f"{self.name}.yaml")
         paths = {"PYTHONPATH": os.pathsep.join((str(TESTS.parent), str(TESTS))), "OMP_NUM_THREADS": "1"}
@@ -87,7 +82,6 @@ class Scene:
         self.around.callback(self.kill_all)
 
     def ended(self) -> tuple[int, str]:
-        """Exit code of the command, and its output, which has no traceback."""
         code = self.process.wait(LONGEST)
         said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.log.read_text("utf-8", "replace"))
         last = said.strip().rpartition("\n")[2]
@@ -96,7 +90,6 @@ class Scene:
         return code, said
 
     def kill_all(self) -> None:
-        """SIGKILL for the command and all that it started."""
         if self.process.poll() is None:
             kill(processes := family(self.process.pid))
             psutil.wait_procs(processes[1:], 5)
@@ -143,8 +136,6 @@ def _nothing(scene: Scene) -> None: ...
 
 
 class Fault(NamedTuple):
-    """One kind of disturbance."""
-
     harm: Callable[[Scene], object] = _nothing
     """Done at a random moment, while the command runs."""
     mend: Callable[[Scene], object] = _nothing
@@ -179,8 +170,6 @@ def _kill_one(scene: Scene) -> None:
 
 
 def _damaged(change: Callable[[Path, int], object]) -> Fault:
-    """Change a file of the output root, but for locks, at a random place."""
-
     def harm(scene: Scene) -> None:
         files = sorted(path for path in scene.root.rglob("*") if path.is_file() and not path.is_symlink())
         with suppress(FileNotFoundError, IndexError):
@@ -196,7 +185,6 @@ def _remove(scene: Scene) -> None:
 
 
 def _own_disk(scene: Scene) -> None:
-    """Put the output root on a small disk."""
     there = scene.root.rename(scene.folder / "there")
     scene.root.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1g", "ablate-faults", str(scene.root)]).returncode:

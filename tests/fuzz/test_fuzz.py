@@ -1,6 +1,3 @@
-"""Bad studies, settings, names, tables, logs and requests to `serve` are accepted, or refused in few words, and nothing
-else happens."""
-
 from __future__ import annotations
 
 import copy

@@ -63,12 +63,10 @@ def needs_allocator() -> None:
 
 
 def trial(root: Path, watch: Recorder | None = None, until: str | None = None, **changes: Any) -> TrialOutcome:
-    """The smoke trial on the device, with changes."""
     return run_trial(smoke(runtime__device=DEVICE, **changes), Layout(root), watch or Recorder(), until=until)
 
 
 def series(outcome: TrialOutcome) -> dict[int, dict[str, float]]:
-    """The metrics of a training by step."""
     return merged(outcome.artifacts["train"].path / "metrics.jsonl")
 
 
@@ -81,7 +79,6 @@ def numbers(outcome: TrialOutcome, stage: str) -> dict[int, dict[str, float]]:
 
 
 def read(outcome: TrialOutcome, stage: str, name: str) -> dict[str, Any]:
-    """A JSON file of a stage: ``summary.json``, or ``log/cost.json``."""
     found: dict[str, Any] = json.loads((outcome.artifacts[stage].path / name).read_text("utf-8"))
     return found
 
@@ -99,7 +96,6 @@ def furthest(one: dict[int, dict[str, float]], other: dict[int, dict[str, float]
 
 
 def network(**sizes: int) -> CausalLM:
-    """A random network of Qwen's architecture on the device."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)

@@ -1,6 +1,3 @@
-"""Memory by stage, seconds by phase and episodes per second of a trial of the profile `t4` on random
-weights, each beside its forecast."""
-
 from __future__ import annotations
 
 import statistics

@@ -54,8 +54,6 @@ def uncapped() -> Iterator[None]:
 
 
 class Roomy:
-    """A trial with room for everything."""
-
     def __init__(self, root: Path) -> None:
         self.store, watch = root / "out" / "store", Recorder()
         self.changes = {**TRIAL, "model__base": str(random_base(root / "base", MEDIUM))}

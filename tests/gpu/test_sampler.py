@@ -1,5 +1,3 @@
-"""The samplers on the card against float64 and each other; tests/pipeline/models tests them on a CPU."""
-
 from __future__ import annotations
 
 import time
@@ -66,7 +64,6 @@ def sampled(sampler: EagerSampler) -> Episodes:
 
 
 def alike(one: Episodes, other: Episodes) -> float:
-    """Share of equal responses."""
     return float((one.query_responses == other.query_responses).all(1).float().mean())
 
 

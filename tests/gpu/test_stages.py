@@ -1,5 +1,3 @@
-"""Every stage of a trial on the card, in every precision that it has, in 4 bits, and by two processes."""
-
 from __future__ import annotations
 
 import math
@@ -39,7 +37,6 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> TrialOutcome:
 
 
 def sound(outcome: TrialOutcome) -> None:
-    """It ran to its end; its numbers are finite and its weights fp32."""
     assert (outcome.status, outcome.reason) == ("complete", None)
     numbers = [*outcome.summary.values(), *(value for row in series(outcome).values() for value in row.values())]
     assert all(math.isfinite(value) for value in numbers)

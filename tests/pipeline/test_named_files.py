@@ -1,5 +1,3 @@
-"""Files and texts of a user: refused before they are opened, escaped before they are shown."""
-
 from __future__ import annotations
 
 import os
@@ -18,7 +16,6 @@ LONG = "a" * 300
 
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
-    """A folder with one of each."""
     (tmp_path / "file").write_text("content")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("file")

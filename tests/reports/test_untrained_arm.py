@@ -1,5 +1,3 @@
-"""Arms that train nothing, and how far the training reward is from the judge."""
-
 from __future__ import annotations
 
 import math

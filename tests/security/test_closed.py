@@ -1,6 +1,3 @@
-"""Nothing of the user's is open to others: servers listen on this machine alone, unless an option opens them and
-warns."""
-
 from __future__ import annotations
 
 import inspect

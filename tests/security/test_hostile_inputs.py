@@ -1,6 +1,3 @@
-"""Hostile content wherever the program reads from outside: none of it runs, and what is no data is refused. Texts that
-a policy writes are shown in tests/reports/pages and tests/studies/serving and sent in tests/studies/tracking."""
-
 from __future__ import annotations
 
 import hashlib

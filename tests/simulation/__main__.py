@@ -23,7 +23,6 @@ from reports.statistics.coverage import FAMILIES, REPLICATES, RESULTS
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Simulate every design and write the tables."""
     parser = argparse.ArgumentParser(prog="make coverage", description=__doc__)
     parser.add_argument("--replicates", type=int, default=REPLICATES, help=f"tables per design (default {REPLICATES})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="designs at once (default: all cores)")

@@ -135,5 +135,4 @@ def _study(design: Scenario, top: Array, bottom: Array | None) -> tuple[float, f
 
 
 def designs() -> list[Scenario]:
-    """Every kind, spread, number of seeds and number of prompts."""
     return [Scenario(*one) for one in product(KINDS, SPREADS, SEEDS, PROMPTS)]

@@ -51,7 +51,6 @@ if __name__ == "__main__":
 def go(
     study: Study, layout: Layout, name: str = "inline", jobs: int = 2, **overrides: object
 ) -> tuple[StudyResult, str]:
-    """Run a study with the fake trial here; returns its result and the printed text."""
     text = io.StringIO()
     console = Console(file=text, width=200)
     layout.root.mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,6 @@ def record_of(arm: str = "weak", seed: int = 0, **values: Any) -> TrialRecord:
 
 
 def results(result: StudyResult, layout: Layout) -> dict[str, bytes]:
-    """Files that complete trials left, without times."""
     found = {}
     for record in result.records:
         assert record.status == "complete"
@@ -103,12 +101,10 @@ CELLS = ["0.01/0", "0.2/0"]
 
 
 def half_way(layout: Layout, trials: int = len(CELLS)) -> bool:
-    """Return whether so many trials have written to their metrics."""
     return len(list(layout.root.glob("store/train/.partial/*/metrics.jsonl"))) == trials
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process runs."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,5 +1,3 @@
-"""The notebook for a free T4, executed by a kernel: twice on the profile smoke, the second time on a new machine."""
-
 from __future__ import annotations
 
 import re

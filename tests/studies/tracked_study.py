@@ -23,8 +23,6 @@ SETTINGS = {"train.steps": 64}
 
 @dataclass
 class Tracked:
-    """A study in an output root."""
-
     study: Study
     layout: Layout
     warnings: list[str] = field(default_factory=list)
@@ -43,13 +41,11 @@ class Tracked:
         return cells(self.study, "tiny", SETTINGS)
 
     def start(self) -> None:
-        """Register the claims, and write study.json."""
         head = register(content_of(self.study, "tiny", SETTINGS), self.folder, "unknown", print)
         content = {"study": {}, "overrides": SETTINGS, "registered": head}
         write_atomic(self.folder.study_file, sealed(content))
 
     def record(self, *numbers: int, **changes: Any) -> None:
-        """Run trials of the plan, and write their records."""
         for cell in [self.plan[number] for number in numbers]:
             outcome = fake_trial.run_trial(cell.config, self.layout, Reporter())
             stages = {

@@ -1,7 +1,3 @@
-"""Advantages by every estimator, by hand: two prompts of two responses each, of 2, 1, 3 and 1 tokens. What they
-are made of: scores compared within their group, losses of pairs, V*, and values of replayed states. Losses by trust
-region, and that of a critic: their gradients at ratio 1, and numbers that stay finite."""
-
 from __future__ import annotations
 
 import math

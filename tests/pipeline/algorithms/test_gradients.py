@@ -1,5 +1,3 @@
-"""Every named algorithm in a trial: its loss against autograd on the plain formula, and a trial without a critic."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Replayed states in a trial: what they are worth, what they teach, and what they cost."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -122,7 +120,6 @@ def said(one: Trainer, rollout: Any, row: int, prefix: list[int]) -> tuple[Tenso
 
 
 def worth(tokens: list[int]) -> float:
-    """Return the score of a response by `tinytrial.score`."""
     return sum(token < 10 for token in tokens) / len(tokens) * 2 - 0.5
 
 

@@ -1,6 +1,3 @@
-"""Profiles, algorithms as settings, keys by other names, the YAML that is read, and settings that do not go together or
-cannot act: those are refused in one line, their neighbours are not."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""Chains: the groups, the texts, and what is sound and right by definition."""
-
 from __future__ import annotations
 
 import random
@@ -58,7 +56,6 @@ def test_demonstrations_are_sound_but_for_their_wrong_steps(name: str) -> None:
 
 
 def workings(group: Group, row: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Every sound response to a chain."""
     yield "=", reduce(lambda a, b: group.table[a, b], row)
     for at, (a, b) in enumerate(pairwise(row)):
         made = group.table[a, b]

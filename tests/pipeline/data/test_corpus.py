@@ -1,5 +1,3 @@
-"""Texts and pairs of files: what is read, left out, held out and refused; prompts, and texts as tokens."""
-
 from __future__ import annotations
 
 from pathlib import Path

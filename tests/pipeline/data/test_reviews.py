@@ -1,5 +1,3 @@
-"""The generator and the gold judge of built-in reviews: probabilities, and scores worked out by hand."""
-
 from __future__ import annotations
 
 import hashlib

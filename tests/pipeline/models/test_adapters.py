@@ -1,6 +1,3 @@
-"""Adapters and weights in few bits: what the codes stand for, that a rollout and a training step see one network, that
-the reference of a policy in NF4 is the same network in training and in evaluation; critics that survive their file."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""The Fisher product against the explicit matrix of a tiny network in float64, and what it must leave alone."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,6 +1,3 @@
-"""The forward that rollouts and training share: rows laid end to end give what padded rows give, logits are those of
-the head, and nothing is random."""
-
 from __future__ import annotations
 
 import copy

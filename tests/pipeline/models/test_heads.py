@@ -1,6 +1,3 @@
-"""Heads: the gradient of the language model's against autograd on the whole (tokens, vocabulary) tensor in float64; and
-logits, values and rewards that are fp32 under autocast too."""
-
 from __future__ import annotations
 
 import copy

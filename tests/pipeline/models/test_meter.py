@@ -1,6 +1,3 @@
-"""Counted work against torch's own counter, phase by phase, on whole updates of real networks; the ledger, caps, and
-what a process takes of the machine."""
-
 from __future__ import annotations
 
 import os

@@ -1,6 +1,3 @@
-"""Sampling against the plainest thing that could be done instead: one row at a time, no cache, no padding, float64; and
-the static sampler against the eager one, token for token. What a card adds to it is the compilation of a step."""
-
 from __future__ import annotations
 
 from typing import Any

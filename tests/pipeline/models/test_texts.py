@@ -1,6 +1,3 @@
-"""Tokenizers and bases as they come: tokens that end a clause or a sentence, vocabularies that do not fit; perplexity
-on held-out texts against a plain loop in float64."""
-
 from __future__ import annotations
 
 import copy

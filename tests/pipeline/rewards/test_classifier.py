@@ -1,5 +1,3 @@
-"""Ready classifiers as rewards and judges, on tiny random models in the layout of the hub."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,13 +21,11 @@ CPU = torch.device("cpu")
 
 
 def completions(texts: list[str]) -> Completions:
-    """Each text cut after its first word."""
     prompts = [text.split(" ")[0] for text in texts]
     return tinynets.completions(*((one, text.removeprefix(one)) for one, text in zip(prompts, texts, strict=True)))
 
 
 def network(kind: str, **keys: Any) -> Any:
-    """A random classifier of a few thousand weights."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     limits = {"vocab_size": 300, "max_position_embeddings": 64, "pad_token_id": None if kind == "gpt2" else 0}

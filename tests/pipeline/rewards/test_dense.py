@@ -1,5 +1,3 @@
-"""Dense rewards: where points are earned in a text, on which token, and what that leaves of a score."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""The guard's trigram model, its measures, its thresholds, and the judge that it makes of a lexicon."""
-
 from __future__ import annotations
 
 import itertools
@@ -51,7 +49,6 @@ LAX: Thresholds = {name: (99.0 if rule.above else -99.0,) for name, rule in RULE
 
 
 def guard(model: NGrams, length: int = 8, **bounds: float) -> FluencyGuard:
-    """Return a guard with these thresholds alone, by rule."""
     thresholds = {**LAX, **{name: (bound,) for name, bound in bounds.items()}}
     return FluencyGuard(letters, model, phrases_of([]), LexiconReward(), length, thresholds)
 

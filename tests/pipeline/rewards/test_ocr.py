@@ -1,5 +1,3 @@
-"""Legibility as a reward: rendering, character errors and how they combine; PP-OCR itself where it is installed."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,3 @@
-"""A general preference model against opponents under the cyclic judge, for real on the smoke profile: what the stages
-leave, who pays, and that a lost or foreign table is an error."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A reward or a judge of the user's own, from the study's file to the trial's artifacts."""
-
 from __future__ import annotations
 
 import sys

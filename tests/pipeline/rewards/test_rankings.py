@@ -1,5 +1,3 @@
-"""Rankings and files of pairs: the annotator's distribution, what is held out, and what is learned from them."""
-
 from __future__ import annotations
 
 import itertools
@@ -137,8 +135,6 @@ def test_tokens_come_back_as_they_were_with_the_preferred_response_first(tmp_pat
 
 
 class Points:
-    """The text is the score."""
-
     networks = ()
 
     def __call__(self, completions: Completions) -> Tensor:

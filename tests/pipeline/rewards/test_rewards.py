@@ -1,5 +1,3 @@
-"""Calibration, labels, accuracy, reward models (a score or a general preference), and how a judge decides a pair."""
-
 from __future__ import annotations
 
 from pathlib import Path

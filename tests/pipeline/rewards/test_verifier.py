@@ -1,5 +1,3 @@
-"""The verifier as reward: its errors, what it extracts, sound steps, and its marks."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Stages in order, their plan and their code: an edit that can change a result changes its key, no other edit does."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -231,7 +229,6 @@ def digests(code: Code, **changes: Any) -> dict[str, str]:
 
 
 def rebuilt(code: Code, module: str, edit: Callable[[str], str], **changes: Any) -> set[str]:
-    """The stages whose code is another one after an edit of one module."""
     path = code._path(module)
     assert path is not None
     if module.endswith(".kinds"):

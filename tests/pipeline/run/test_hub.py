@@ -1,5 +1,3 @@
-"""Absent models and data are refused before anything starts; others are taken at exactly the commit asked for."""
-
 from __future__ import annotations
 
 import os
@@ -47,7 +45,6 @@ OTHER = "1" * 40
 
 
 def ask(revision: str, home: Path, program: str = PROGRAM, **env: str) -> str:
-    """Return the result of another process, whose client has not been configured yet."""
     surroundings = {**os.environ, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path), **env}
     return subprocess.run(
         [sys.executable, "-c", program, revision], env=surroundings, capture_output=True, text=True, check=True

@@ -1,5 +1,3 @@
-"""The store of finished folders, and the file of metrics."""
-
 from __future__ import annotations
 
 import json

@@ -1,6 +1,3 @@
-"""Caps end a trial and are no part of what it is: raising one continues it, with the bytes of a trial that had the
-larger cap at once."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -65,7 +62,6 @@ def test_a_trial_that_memory_ended_goes_on_in_a_process_that_takes_less(
 
 
 def went(layout: Layout, **caps: Any) -> tuple[TrialOutcome, list[str]]:
-    """The outcome of a smoke trial, and the stages that were built."""
     recorder = Recorder()
     outcome = run_trial(smoke(**caps), layout, recorder)
     return outcome, [name for name, state in recorder.stages if state == "built"]

@@ -1,5 +1,3 @@
-"""A trial on chains: its metrics against what its files show, token by token."""
-
 from __future__ import annotations
 
 from typing import Any

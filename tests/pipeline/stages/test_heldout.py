@@ -1,5 +1,3 @@
-"""Win rates and preference accuracy by hand; the best of several answers: what is chosen, its KL and its cost."""
-
 from __future__ import annotations
 
 import math
@@ -99,7 +97,6 @@ def test_common_noise_breaks_the_bound_that_independent_noise_keeps(scores: Any)
 
 
 def test_drift_is_that_of_the_whole_table(smoke_layout: Layout) -> None:
-    """Against all log-probabilities."""
     cfg = smoke()
     done = run_trial(cfg, smoke_layout, Recorder()).artifacts
     policy, reference = load_snapshot(done["train"].path / "policy", CPU), load_reference(done["sft"], "none", CPU)
@@ -163,7 +160,6 @@ def test_scores_apart_by_rounding_are_equal(scores: list[float], found: tuple[fl
 
 
 def table(found: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Return a table of three prompts; the other columns of an evaluation are arbitrary."""
     rest = ("policy_gold", "reference_gold", "policy_proxy", "reference_proxy", "kl", "entropy", "reference_nats")
     ones = dict.fromkeys((*rest, "policy_length", "policy_eos"), 1.0)
     return pd.DataFrame({**found, **ones, "policy_completion": "a b"})

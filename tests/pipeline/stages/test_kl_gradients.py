@@ -1,5 +1,3 @@
-"""Gradients of estimators of the KL: their means by enumeration, and their cosine with the exact one."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Laws of a training: a training that follows one is foretold, and one that leaves it is missed by as much."""
-
 from __future__ import annotations
 
 import numpy as np

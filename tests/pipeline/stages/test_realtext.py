@@ -1,5 +1,3 @@
-"""All stages on texts that no grammar wrote: files of pairs, classifiers, a composite reward, the guarded judge."""
-
 from __future__ import annotations
 
 import filecmp
@@ -38,7 +36,6 @@ PARTS = (
 
 
 def reviews(folder: Path) -> None:
-    """Reviews in the layout of a hub data set."""
     frame = pd.DataFrame({"text": [f"{a} film was {b} {c} it {d}." for a, b, c, d in itertools.product(*PARTS)]})
     (folder / "plain_text").mkdir(parents=True)
     test = frame.iloc[::4]
@@ -49,7 +46,6 @@ def reviews(folder: Path) -> None:
 
 
 def classifier(folder: Path, seed: int) -> None:
-    """A tiny random DistilBERT with two labels."""
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     torch.manual_seed(seed)
@@ -62,14 +58,12 @@ def classifier(folder: Path, seed: int) -> None:
 
 
 def pairs(path: Path) -> None:
-    """Good words preferred to bad ones."""
     rows = [{"prompt": f"Film {i} was", "chosen": f" {GOOD[i % 3]}.", "rejected": f" {BAD[i % 3]}."} for i in range(60)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Reviews and two classifiers."""
     folder = tmp_path_factory.mktemp("realtext")
     reviews(folder / "reviews")
     pairs(folder / "pairs.jsonl")
@@ -209,7 +203,6 @@ def test_a_judge_that_is_trained_on_is_cautioned_against(home: Path) -> None:
 
 @pytest.fixture(scope="module")
 def reviews_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,500 reviews."""
     folder = tmp_path_factory.mktemp("guarded")
     pd.DataFrame({"text": [review.text for review in generate(1500, 5)]}).to_csv(folder / "reviews.csv", index=False)
     return folder

@@ -1,5 +1,3 @@
-"""Preferences in rounds, for real, on the smoke profile: what each round holds, who pays, and what ends all rounds."""
-
 from __future__ import annotations
 
 import json

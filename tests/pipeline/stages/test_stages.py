@@ -1,5 +1,3 @@
-"""Whole trials on the smoke profile: plain, with a policy in NF4, and with two rewards that disagree."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Scored reference samples and value pre-training as stages, for real, on the smoke profile."""
-
 from __future__ import annotations
 
 import json

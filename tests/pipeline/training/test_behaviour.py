@@ -1,5 +1,3 @@
-"""Rollouts of a policy that is older than the one in training, or of lower precision."""
-
 from __future__ import annotations
 
 from itertools import product

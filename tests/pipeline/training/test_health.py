@@ -1,6 +1,3 @@
-"""Collapse, and the checks before the first step: each must warn when something is wrong, and only then. Records of
-rollouts and steps: by hand, and independent of padding."""
-
 from __future__ import annotations
 
 import math

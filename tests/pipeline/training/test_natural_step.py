@@ -1,6 +1,3 @@
-"""TRPO's step: conjugate gradients, the Fisher matrix of logits and the line search by hand; and on a tiny network the
-bound on the exact KL, refused steps, and the direction."""
-
 from __future__ import annotations
 
 import math

@@ -1,6 +1,3 @@
-"""Running out of memory: every pass of rows through a network goes on with fewer of them and equal results, and a trial
-ends honestly where one row is too many."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

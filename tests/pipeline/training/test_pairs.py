@@ -1,5 +1,3 @@
-"""Losses of pairs in a trial: their gradient, their batches, and rollouts that are only watched."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The parts: each alone, by hand and over a checkpoint; what a trial makes of them; and rules that stop a trial."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Two processes give what one gives, end cleanly, and fail as one."""
-
 from __future__ import annotations
 
 import json

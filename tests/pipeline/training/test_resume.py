@@ -1,6 +1,3 @@
-"""A trial that is killed, or leaves its machine, equals the one that was left alone, bit for bit; what checkpoints
-hold and cost. Rounds of a training: with one and the same reward they are the training without rounds, bit for bit."""
-
 from __future__ import annotations
 
 import copy
@@ -34,8 +31,6 @@ SOME = {
 
 @pytest.fixture(scope="module")
 def wholes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Outcome, dict[str, torch.Tensor]]]:
-    """Folder, outcome and final weights of a trial that was left alone; made once for each controller."""
-
     @cache
     def whole(control: str) -> tuple[Path, Outcome, dict[str, torch.Tensor]]:
         folder = tmp_path_factory.mktemp("whole")

@@ -1,5 +1,3 @@
-"""The loop on a real, tiny network: the first update, liveness of every knob, what must not matter, ways to end."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -143,7 +141,6 @@ Trajectory = tuple[Any, dict[int, dict[str, float]], dict[str, torch.Tensor]]
 
 @pytest.fixture(scope="module")
 def trajectories(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Outcome, metrics and final weights of settings; run once each."""
     found: dict[str, Trajectory] = {}
 
     def of(**knobs: Any) -> Trajectory:

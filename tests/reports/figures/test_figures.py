@@ -1,5 +1,3 @@
-"""Figures: what they show of the findings, that arms can be distinguished, and that equal records give equal files."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,7 +26,6 @@ def drawn(name: str, records: StudyRecords, findings: Findings) -> Plot:
 
 
 def means(plot: Plot) -> Any:
-    """The rows of whole arms, by their names."""
     return plot.data[plot.data["seed"].isna()].set_index("arm")
 
 

@@ -1,5 +1,3 @@
-"""Crossed knobs: simple effects and interactions against numpy, and their numbers in the sentence and the table."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

@@ -1,5 +1,3 @@
-"""Arms against the baseline's method at equal drift: which are compared, with what, and what comes out."""
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,3 @@
-"""Findings of a study against numbers recomputed from the files by other means, and against known answers."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Verdicts on hypotheses against the recorded tables, and their text on the page."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The page of findings: what papers say, which claim of ours tests it, and the verdict."""
-
 from __future__ import annotations
 
 import shutil

@@ -1,5 +1,3 @@
-"""The whole report and the comparison of studies: contents, safety, determinism, interrupted renders, lost results."""
-
 from __future__ import annotations
 
 import re
@@ -239,7 +237,6 @@ def test_data_give_the_same_numbers_and_verdicts(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def studies(demo: Built, tmp_path_factory: pytest.TempPathFactory) -> list[Compared]:
-    """The demo, and a study of two arms on another reference and fewer seeds."""
     shape: dict[str, Any] = {"arms": {"a": 0.05, "b": 0.2}, "seeds": (0,), "steps": 64, "prompts": 20}
     built, key = build(tmp_path_factory.mktemp("other"), baseline="a", **shape), "sf99999999999999"
     for record in built.folder.records():

@@ -1,6 +1,3 @@
-"""Records become frames; what is missing or damaged is counted or named, never dropped in silence. Imported trials are
-compared by where their training ended."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Series along the training and the drift: their grid, peak, alarm; the curve through the ends of a method's arms."""
-
 from __future__ import annotations
 
 import numpy as np

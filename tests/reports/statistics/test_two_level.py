@@ -1,5 +1,3 @@
-"""Estimates, tests, verdicts, contrasts and power against distributions and tables whose answers are known."""
-
 from __future__ import annotations
 
 import math
@@ -25,13 +23,11 @@ SLEEP = (
 
 
 def crossed(rng: np.random.Generator, seeds: int, prompts: int, *scales: float) -> np.ndarray:
-    """Normal effects of seeds, of prompts, and noise."""
     shapes = ((seeds, 1), (1, prompts), (seeds, prompts))
     return np.asarray(sum(rng.normal(0, scale, shape) for scale, shape in zip(scales, shapes, strict=True)))
 
 
 def at(low: float, high: float, df: float = 100.0) -> Estimate:
-    """An estimate with this 95 % interval."""
     se = (high - low) / 2 / float(scipy_stats.t.ppf(0.975, df))
     return Estimate((low + high) / 2, low, high, 3, 512, "student", se, df)
 

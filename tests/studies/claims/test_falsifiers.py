@@ -1,5 +1,3 @@
-"""Verdicts on a series, alone and against the baseline's, and on the evaluation: estimates and ends of intervals."""
-
 from __future__ import annotations
 
 import json

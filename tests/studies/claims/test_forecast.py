@@ -1,5 +1,3 @@
-"""Forecasts of a design against enumeration, simulation and numpy."""
-
 from __future__ import annotations
 
 from itertools import combinations

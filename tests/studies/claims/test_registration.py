@@ -1,5 +1,3 @@
-"""Claims that are written down before the data: the chain, and the badges that follow from it."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,7 +33,6 @@ def badges(study: Study, layout: Layout) -> Standing:
 
 
 def texts(study: Study, layout: Layout) -> tuple[str, str, str]:
-    """The badges of the sentence, of `wins` and of `drift`."""
     found = badges(study, layout)
     return str(found.hypothesis), str(found.hypotheses["wins"]), str(found.falsifiers["drift"])
 

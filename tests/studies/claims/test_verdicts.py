@@ -1,5 +1,3 @@
-"""Verdicts on small records written by hand and on running studies, which end trials that refute a claim."""
-
 from __future__ import annotations
 
 import shutil

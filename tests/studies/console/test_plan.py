@@ -1,5 +1,3 @@
-"""`ablate plan`: runs, reasons and times; removed artifacts; claims that cannot be tested; data that cannot be used."""
-
 from __future__ import annotations
 
 import io

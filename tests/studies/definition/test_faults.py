@@ -1,5 +1,3 @@
-"""Wrong study files: each fault is reported in one line with file, line, key, value and the nearest right name."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The trials of a study file: designs, seeds, settings, algorithms, and how a file is found."""
-
 from __future__ import annotations
 
 from pathlib import Path

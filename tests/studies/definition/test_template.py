@@ -1,5 +1,3 @@
-"""New studies are valid as they stand; editors complete them by the JSON schema; and claims that cannot be tested."""
-
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-"""Resources that hands request from a cluster; and a study with nothing to do, which imports nothing heavy."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Damaged files: each reader names the file, no verdict changes, and study makes all of it again; and a full disk."""
-
 from __future__ import annotations
 
 import errno

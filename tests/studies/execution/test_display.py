@@ -1,5 +1,3 @@
-"""The display of a study, and of trials that other processes run."""
-
 from __future__ import annotations
 
 import io

@@ -1,5 +1,3 @@
-"""Exports of a policy: a folder that loads without us, and describes its content truly."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Several hands on one study: nothing is run twice or lost, whichever process is killed, and bytes stay the same."""
-
 from __future__ import annotations
 
 import errno

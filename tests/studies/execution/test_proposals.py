@@ -1,5 +1,3 @@
-"""Proposals of a search, driven by hand: order of ends, interruptions and failures must not matter."""
-
 from __future__ import annotations
 
 import random
@@ -43,7 +41,6 @@ class World:
             path.unlink()
 
     def run(self, rng: random.Random | None = None, stop_after: int = 10**9, hands: int = 3) -> Proposals:
-        """Run a search to its end, or until so many trials have ended."""
         self.start()
         search, running = self.search(), list[Cell]()
         while not search.over:
@@ -56,7 +53,6 @@ class World:
         return search
 
     def end(self, cell: Cell) -> None:
-        """Have a trial leave its record."""
         self.ran.append(cell.arm)
         status, config = self.broken.get(cell.arm, "complete"), cell.config
         summary = {} if status == "failed" else landscape(config.kl.beta, config.algorithm.clip.epsilon)
@@ -85,7 +81,6 @@ def world(write_study: Write, tmp_path: Path) -> Callable[..., World]:
 
 @pytest.fixture
 def alone(world: Callable[..., World]) -> list[dict[str, Any]]:
-    """The trials of a search in which one trial runs after the other."""
     plain = world("alone")
     plain.run(hands=1)
     return plain.trials()

@@ -1,5 +1,3 @@
-"""A real Ray cluster of three nodes on this machine, whose nodes and commands are killed."""
-
 from __future__ import annotations
 
 import gc

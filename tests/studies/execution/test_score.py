@@ -1,5 +1,3 @@
-"""Scoring a file: added columns, kept columns, and refusals before anything is written."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -120,7 +118,6 @@ def test_a_score_that_is_not_finite_is_reported_by_line(tmp_path: Path, monkeypa
 
 
 def reward_model() -> RewardModel:
-    """A random trunk under a random head with a bias."""
     lm = prepared(network("qwen2", vocab_size=VOCAB, tie_word_embeddings=True))
     for parameter in lm.parameters():
         parameter.data.mul_(3.0)
@@ -147,7 +144,6 @@ def classifier(made: RewardModel, folder: Path) -> str:
 
 
 def recorded_reward(layout: Layout) -> None:
-    """Trial made/base/0 with a reward stage and a tokenizer, and no other stage."""
     config = smoke()
     prompts, reward = (layout.root / "store" / stage / "made" for stage in ("prompts", "reward"))
     train_tokenizer(TEXTS * 3, VOCAB).save_pretrained(prompts / "tokenizer")

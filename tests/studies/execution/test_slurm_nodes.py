@@ -1,5 +1,3 @@
-"""Studies on a real SLURM of two nodes: nothing that happens to jobs, nodes or daemons is lost or done twice."""
-
 from __future__ import annotations
 
 import os

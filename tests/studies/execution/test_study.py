@@ -1,5 +1,3 @@
-"""A study from its start to its end, on one machine, with trials that take milliseconds."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Trials of a trainer of one's own: from the command's words to records, and what becomes of a command that fails."""
-
 from __future__ import annotations
 
 import errno
@@ -87,21 +85,18 @@ def write(tmp_path: Path, no_mlflow: None, monkeypatch: pytest.MonkeyPatch) -> W
 
 
 def go(study: Study, layout: Layout, name: str = "inline") -> tuple[dict[str, TrialRecord], str]:
-    """Records by arm (of the last seed), and the printed text."""
     text = io.StringIO()
     result = run_study(study, layout, None, {}, executor(name, 2), 2, Console(file=text, width=400))
     return {record.arm: record for record in result.records}, text.getvalue()
 
 
 def calls() -> list[str]:
-    """The calls of the script since the last look."""
     found = sorted(Path("calls").read_text().splitlines()) if Path("calls").exists() else []
     Path("calls").unlink(missing_ok=True)
     return found
 
 
 def alive() -> list[int]:
-    """The processes that the script has noted and that run."""
     found = [int(pid) for pid in Path("pids").read_text().split()]
     return [pid for pid in found if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 

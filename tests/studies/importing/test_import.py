@@ -1,5 +1,3 @@
-"""`ablate import` from folder to verdict: its output, its refusals, and outcomes by prompt."""
-
 from __future__ import annotations
 
 import json

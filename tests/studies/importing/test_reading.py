@@ -1,5 +1,3 @@
-"""Logs of other programs: every form, the shipped maps, series over gradient steps, and ways to get them wrong."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The routes: OpenAI's shapes, its own client, and the sentence for a refused request."""
-
 from __future__ import annotations
 
 import base64

@@ -1,5 +1,3 @@
-"""Answers of a batch: their dependences, their stops, and that none mixes two revisions."""
-
 from __future__ import annotations
 
 import asyncio

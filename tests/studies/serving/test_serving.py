@@ -1,5 +1,3 @@
-"""Serving as a whole: the page in a real browser, and the command, which follows a trial that is killed under load."""
-
 from __future__ import annotations
 
 import re

@@ -1,5 +1,3 @@
-"""The source of weights: whole ones alone, the newest, and never a pickle."""
-
 from __future__ import annotations
 
 import os

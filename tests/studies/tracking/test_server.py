@@ -55,7 +55,6 @@ def study(proxy: Proxy, make: Callable[..., Tracked]) -> Callable[..., Tracked]:
 
 
 def end(tracked: Tracked, server: Server) -> int:
-    """Send until all has arrived, and compare; returns how many passes it took."""
     tracked.record(0, 1)
     passes = [tracked.sync(status="complete")]
     while passes[-1] is None or not passes[-1].complete:

@@ -1,5 +1,3 @@
-"""A study in MLflow's own database, and the thread that sends it: everything arrives once."""
-
 from __future__ import annotations
 
 import shutil
@@ -53,7 +51,6 @@ def content(client: Any, name: str = "small") -> dict[str, Any]:
 def runs(
     tracked: Tracked, arm: str
 ) -> list[tuple[str, dict[str, str], dict[str, str], Counter[tuple[str, int, float]]]]:
-    """Status, tags, parameters and points of the runs of an arm."""
     return [run for run in content(client(tracked)).values() if run[1].get("arm") == arm]
 
 
@@ -79,7 +76,6 @@ class Dying:
 
 
 def whole(tracked: Tracked) -> dict[str, Any]:
-    """The study complete in MLflow."""
     tracked.record(*range(len(tracked.plan)))
     assert tracked.sync(status="complete") is not None
     return content(client(tracked))

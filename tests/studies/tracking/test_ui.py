@@ -1,5 +1,3 @@
-"""`ablate ui`: its links open on curves in a real browser, and it ends cleanly."""
-
 from __future__ import annotations
 
 import os
@@ -67,7 +65,6 @@ def curves(html: str) -> int:
 
 
 def words(html: str) -> str:
-    """The text of a page, scripts and styles apart."""
     return re.sub(r"\s+", " ", re.sub(r"<(script|style).*?</\1>|<[^>]+>", " ", html, flags=re.DOTALL))
 
 

@@ -1,5 +1,3 @@
-"""Generalised advantage estimation: golden tables and identities; explained variance, masked moments and whitening."""
-
 from __future__ import annotations
 
 import math

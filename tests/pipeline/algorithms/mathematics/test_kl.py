@@ -1,7 +1,3 @@
-"""KL estimators and losses, exact KL and entropy: by hand, by enumeration of small vocabularies, at the ends of the
-numbers. Rewards per token: the KL penalty on tokens and on groups of them, the place of the score, what a response
-without EOS gets."""
-
 from __future__ import annotations
 
 import math

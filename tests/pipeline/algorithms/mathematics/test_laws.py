@@ -1,5 +1,3 @@
-"""Laws that every masked function obeys: padding is never read, numbers keep their type."""
-
 from __future__ import annotations
 
 import math
