@@ -52,7 +52,7 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Series
     """A recorded series; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
     if "train" not in record.stages:
         return Series([], record.steps)
-    wanted = ["step", metric, *[UPDATE_STEPS] * each_step(metric)]
+    wanted = ["step", metric] + ([UPDATE_STEPS] if each_step(metric) else [])
     columns = read_columns(folder, record, "train", "metrics.parquet", wanted)
     if metric not in columns:
         return Series([], record.steps)

@@ -157,7 +157,8 @@ def run(
 
 def plan(
     name: Annotated[
-        str | None, typer.Argument(metavar="[STUDY]", help="Name or YAML path of a study; not needed with --memory.")
+        str | None,
+        typer.Argument(metavar="[STUDY]", help="A study's name, or its YAML file. Leave it out with --memory."),
     ] = None,
     profile: ProfileOption = None,
     settings: SetOption = None,
@@ -346,9 +347,7 @@ def ui(
 def serve(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="TRIAL", help="A trial, STUDY/ARM/SEED, running or ended; or the folder of an exported policy."
-        ),
+        typer.Argument(metavar="TRIAL", help="STUDY/ARM/SEED of a trial, or the folder of an exported policy."),
     ],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
     host: Annotated[

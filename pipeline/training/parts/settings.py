@@ -103,10 +103,10 @@ class RolloutConfig(PartSettings):
 
     every: Positive = Field(
         1,
-        description="a copy of the policy samples, and is renewed after so many updates; 1: the policy itself samples",
+        description="updates for which one copy of the policy samples; 1: no copy, the policy itself samples",
     )
     dtype: Literal["training", "bfloat16", "float16"] = Field(
-        "training", description="precision in which the policy samples; training: that in which it is trained"
+        "training", description="precision of the policy while it samples; training: the same as while it trains"
     )
     correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
         "none",
@@ -116,7 +116,8 @@ class RolloutConfig(PartSettings):
         ),
     )
     level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
-        "token", description="what has a ratio: each token, or each sequence (the product of its tokens' ratios)"
+        "token",
+        description="token: each token has its own ratio; sequence: each has the product of its response's ratios",
     )
     most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
         2.0, description="a larger ratio is replaced: by this value (truncated) or by 0 (masked)"
