@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
-Number = float | Fraction
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -18,17 +16,19 @@ def eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps
 
 
-def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Tensor:
+def f64(*xs: float) -> Tensor:
+    return torch.tensor(xs, dtype=torch.float64)
+
+
+def drawn(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Normal numbers that `dtype` holds exactly, so that only arithmetic can round."""
-    return (scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)).to(dtype)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def grid(
-    rows: Sequence[Sequence[float]], pad: int = 0, junk: float = float("nan"), dtype: torch.dtype = torch.float64
-) -> Tensor:
+def grid(rows: Sequence[Sequence[float]], pad: int = 0, junk: float = float("nan")) -> Tensor:
     """Rows of different lengths as (B, T), `junk` behind them, `pad` columns more than the longest needs."""
     width = max(len(row) for row in rows) + pad
-    return torch.tensor([[*row, *[junk] * (width - len(row))] for row in rows], dtype=dtype)
+    return torch.tensor([[*row, *[junk] * (width - len(row))] for row in rows], dtype=torch.float64)
 
 
 def prefix(rows: Sequence[Sequence[object]], pad: int = 0) -> Tensor:

@@ -53,8 +53,7 @@ def listens(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> 
 
 
 def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: object) -> None:
-    """The training stage, where the second process has memory for as many episodes as ROOM_FOR, in training or in
-    rollouts (ROOM_IN)."""
+    """The training stage, where the second process has memory for as many episodes as ROOM_FOR."""
     import torch
 
     from pipeline.models.policy import ActorCritic, Episodes
@@ -62,8 +61,7 @@ def short_of_memory(cfg: TrialConfig, out: Path, reporter: Reporter, inputs: obj
     real = ActorCritic.hidden_and_values
 
     def limited(actor: ActorCritic, episodes: Episodes) -> Any:
-        here = torch.is_grad_enabled() == (os.environ.get("ROOM_IN", "training") == "training")
-        if os.environ["RANK"] == "1" and here and len(episodes.ended) > int(os.environ["ROOM_FOR"]):
+        if os.environ["RANK"] == "1" and torch.is_grad_enabled() and len(episodes.ended) > int(os.environ["ROOM_FOR"]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return real(actor, episodes)
 

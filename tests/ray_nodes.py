@@ -5,7 +5,6 @@ Ray starts nodes in the main thread alone, and its sockets have names of at most
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -21,11 +20,6 @@ OBJECTS = 80 * 2**20
 """Bytes of a node's object store: the least that Ray takes."""
 TRIES = 4
 """A node that a busy machine does not start within Ray's 30 s is tried again so often."""
-
-
-def missing() -> str:
-    """Return why no cluster can be started here; empty where one can."""
-    return "" if importlib.util.find_spec("ray") else "Ray is not installed: pip install -e '.[ray]'"
 
 
 class TooBusy(Exception):

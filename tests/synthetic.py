@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,10 @@ class Built:
         """Change a Parquet file of an artifact, and have the records name what it then is."""
         change(pd.read_parquet(path)).to_parquet(path, index=False)
         republish(self.folder, path.parent)
+
+
+def with_study(records: StudyRecords, **changes: Any) -> StudyRecords:
+    return replace(records, study=records.study.model_copy(update=changes))
 
 
 def record_study(

@@ -31,11 +31,6 @@ def _impatient_sqlite() -> Iterator[None]:
 
 
 @pytest.fixture
-def layout(tmp_path: Path) -> Layout:
-    return Layout(tmp_path / "out")
-
-
-@pytest.fixture
 def write_study(tmp_path: Path) -> Callable[..., Study]:
     from fake_trial import STUDY
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import trial_config
-from naive import drawn, prefix
+from naive import drawn, f64, prefix
 from torch import Tensor
 
 from pipeline.algorithms.base import Estimate, Judged, Replayed, estimator_of, surrogate_of
@@ -21,11 +21,6 @@ from pipeline.algorithms.mathematics.losses import value_loss
 from pipeline.algorithms.mathematics.preference import DPO, IPO, PairLoss, dpo_loss, ipo_loss, prefers
 from pipeline.algorithms.mathematics.shaping import token_rewards
 from pipeline.training.surrogate import response_weights
-
-
-def f64(*xs: float) -> Tensor:
-    return torch.tensor(xs, dtype=torch.float64)
-
 
 MASK = prefix([[1, 2], [3], [4, 5, 6], [7]])
 LENGTHS = [2, 1, 3, 1]

@@ -26,10 +26,6 @@ EPISODES = Episodes(
     response_mask(torch.tensor([4, 2, 3]), 4),
     torch.ones(3).bool(),
 )
-KINDS: dict[str, dict[str, Any]] = {
-    "all": {},
-    "lora": {"adapter__kind": "lora", "adapter__rank": 2},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +50,10 @@ def network(**knobs: Any) -> Any:
     return lm
 
 
-def log_pi(lm: Any, temperature: float) -> Tensor:
-    return torch.log_softmax(lm.get_output_embeddings()(response_hidden(lm, EPISODES)) / temperature, dim=-1)
-
-
 def explicit(lm: Any, temperature: float) -> Tensor:
     """Σ over tokens and vocabulary of π ∇log π ∇log π', (P, P)."""
-    table, parameters = log_pi(lm, temperature), trained(lm)
+    logits = lm.get_output_embeddings()(response_hidden(lm, EPISODES)) / temperature
+    table, parameters = torch.log_softmax(logits, dim=-1), trained(lm)
     total: Tensor = torch.zeros(())
     for row in table:
         for entry in row:
@@ -69,13 +62,13 @@ def explicit(lm: Any, temperature: float) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("knobs", [{}, {"adapter__kind": "lora", "adapter__rank": 2}], ids=["all", "lora"])
 @pytest.mark.parametrize(("temperature", "chunk"), [(1.0, 100), (0.7, 2)])
 def test_it_is_the_explicit_matrix_times_the_vector(
-    monkeypatch: pytest.MonkeyPatch, kind: str, temperature: float, chunk: int
+    monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any], temperature: float, chunk: int
 ) -> None:
     monkeypatch.setattr(head_module, "chunk_tokens", lambda *_: chunk)
-    lm = network(**KINDS[kind])
+    lm = network(**knobs)
     assert packs(lm, 7)
     size = sum(parameter.numel() for parameter in trained(lm))
     vector, matrix = drawn(size, seed=8), explicit(lm, temperature)

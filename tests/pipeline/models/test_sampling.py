@@ -47,10 +47,6 @@ def prompts() -> tuple[Tensor, Tensor]:
     return queries[pairs], (torch.arange(6) >= (6 - lengths)[:, None])[pairs]
 
 
-def answers(episodes: Episodes) -> list[list[int]]:
-    return [row[:n] for row, n in zip(episodes.responses.tolist(), episodes.lengths.tolist(), strict=True)]
-
-
 @torch.no_grad()
 def alone(model: Any, query: list[int], noise: list[float], temperature: float) -> list[int]:
     """One row, by the whole network on the whole text for every token."""
@@ -75,7 +71,8 @@ def test_a_response_is_that_of_its_row_alone(small: Any, temperature: float, pad
     handle.remove()
     assert read[:2] == [ROWS // 2, ROWS]
     rows = zip(queries, mask, noise.tolist(), strict=True)
-    assert answers(episodes) == [alone(small, query[kept].tolist(), own, temperature) for query, kept, own in rows]
+    found = [row[:n] for row, n in zip(episodes.responses.tolist(), episodes.lengths.tolist(), strict=True)]
+    assert found == [alone(small, query[kept].tolist(), own, temperature) for query, kept, own in rows]
     assert bool((episodes.responses[~episodes.response_mask] == pad).all())
     fewer = EagerSampler(small, temperature, Room("rows", 5), EOS, pad).sample(queries, mask, noise)
     assert torch.equal(episodes.query_responses, fewer.query_responses)

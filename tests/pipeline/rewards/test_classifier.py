@@ -17,7 +17,6 @@ from pipeline.rewards.classifier import load as load_classifier
 from pipeline.rewards.kinds import ClassifierSettings
 
 TEXTS = ["The acting was absolutely superb.", "The plot was dull and the cast not very good.", "It was bad."]
-CPU = torch.device("cpu")
 
 
 def completions(texts: list[str]) -> Completions:
@@ -45,7 +44,7 @@ def save(model: Any, folder: Path) -> str:
 
 def load(folder: str, label: str | None = "GOOD", batch: int = 8) -> ClassifierReward:
     cfg = ClassifierSettings(model=folder, label=label)
-    return load_classifier("judge", cfg, CPU, Room("rows", batch))
+    return load_classifier("judge", cfg, torch.device("cpu"), Room("rows", batch))
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "gpt2"])

@@ -22,7 +22,6 @@ from pipeline.trial import plan_trial, run_trial
 from studies.definition.design import cells, check_own, own_digests
 from studies.definition.schema import load_study
 
-CPU = torch.device("cpu")
 MODULE = """
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def texts(*given: str) -> Completions:
 
 
 def scorer(kind: str, **settings: Any) -> Callable[[Completions], torch.Tensor]:
-    return ready("reward", PartConfig(kind=kind, settings=settings), CPU, Room("rows", 4))
+    return ready("reward", PartConfig(kind=kind, settings=settings), torch.device("cpu"), Room("rows", 4))
 
 
 def test_a_trial_is_trained_on_a_class_of_the_users_own_and_judged_by_another(

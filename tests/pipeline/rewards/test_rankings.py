@@ -38,10 +38,6 @@ CPU = torch.device("cpu")
 SIZES = ModelConfig(hidden_size=16, layers=1, heads=2, intermediate_size=32)
 
 
-def randoms(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -78,7 +74,7 @@ def test_pairs_are_rankings_and_embeddings_are_put_in_order_as_scores_are() -> N
     ones = torch.ones(2, 2, dtype=torch.bool)
     sides = Episodes(tokens, ones, ones, ones[:, 0]), Episodes(tokens + 8, ones, ones, ones[:, 0])
     assert Ranked.of_pairs(*sides, torch.tensor([True, False])).order.tolist() == [[0, 1], [1, 0]]
-    numbers, order = randoms(3, 4, 5), torch.stack([torch.randperm(4) for _ in range(3)])
+    numbers, order = uniform(3, 4, 5), torch.stack([torch.randperm(4) for _ in range(3)])
     wanted = torch.stack([numbers[row, order[row]] for row in range(3)])
     assert torch.equal(in_order(numbers, order), wanted)
     assert torch.equal(in_order(numbers[..., 0], order), wanted[..., 0])

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import tinynets
 import torch
 
 from pipeline.data.chains import read
-from pipeline.models.policy import Episodes
 from pipeline.rewards.base import Completions
 from pipeline.rewards.kinds import VerifierSettings
 from pipeline.rewards.verifier import Verifier, marks_of
@@ -13,15 +13,12 @@ PROMPTS = [f"{a} {b} {c} ?" for a in range(10) for b in range(10) for c in range
 
 
 def completions(*texts: str) -> Completions:
-    """Each text as the answer to "2 7 5 ?"."""
-    none = torch.zeros(len(texts), 1, dtype=torch.bool)
-    return Completions(Episodes(none.long(), none, none, none[:, 0]), ["2 7 5 ?"] * len(texts), texts)
+    return tinynets.completions(*(("2 7 5 ?", text) for text in texts))
 
 
 def scores(prompts: list[str], text: str, **settings: object) -> torch.Tensor:
-    none = torch.zeros(len(prompts), 1, dtype=torch.bool)
     verifier = Verifier(VerifierSettings(**settings))  # type: ignore[arg-type]
-    return verifier(Completions(Episodes(none.long(), none, none, none[:, 0]), prompts, [text] * len(prompts)))
+    return verifier(tinynets.completions(*((prompt, text) for prompt in prompts)))
 
 
 def test_strict_and_lenient() -> None:

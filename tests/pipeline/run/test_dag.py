@@ -48,10 +48,6 @@ STAGES = (
 )
 
 
-def config(**changes: Any) -> TrialConfig:
-    return load_config("smoke", {key.replace("__", "."): value for key, value in changes.items()})
-
-
 def run(tmp_path: Path, cfg: TrialConfig) -> list[tuple[str, str]]:
     recorder = Recorder()
     dag.run(STAGES, cfg, Store(tmp_path), recorder)
@@ -74,15 +70,15 @@ def test_code_that_is_edited_before_it_is_imported_is_refused(tmp_path: Path, mo
     module = tmp_path / "late_stage.py"
     module.write_text("def late(cfg, out, reporter):\n    return {'made': 1}\n")
     stage, store = Stage("late", "late_stage:late", ()), Store(tmp_path / "store")
-    assert [one.cached for one in dag.plan([stage], config(), store)] == [False]
+    assert [one.cached for one in dag.plan([stage], smoke(), store)] == [False]
     module.write_text("def late(cfg, out, reporter):\n    return {'made': 2222}\n")
     with pytest.raises(UserError, match=r"late_stage\.py was edited while this command was running"):
-        dag.run([stage], config(), store, Recorder())
+        dag.run([stage], smoke(), store, Recorder())
     monkeypatch.setattr(dag, "PROJECT", Code(tmp_path))
-    dag.run([stage], config(), store, Recorder())
+    dag.run([stage], smoke(), store, Recorder())
     module.write_text("def late(cfg, out, reporter):\n    return {'made': 3}\n")
     monkeypatch.setattr(dag, "PROJECT", Code(tmp_path))
-    assert [one.why for one in dag.plan([stage], config(), store)] == ["code changed"]
+    assert [one.why for one in dag.plan([stage], smoke(), store)] == ["code changed"]
 
 
 def test_a_stage_that_some_trials_have_is_in_no_other_trials_keys(tmp_path: Path) -> None:
@@ -94,28 +90,28 @@ def test_a_stage_that_some_trials_have_is_in_no_other_trials_keys(tmp_path: Path
 
     optional = Stage("extra", extra, ("values",), only=lambda config: config.algorithm.needs_values)
     ends, store = Stage("last", last, ("kl.beta",)), Store(tmp_path)
-    plain = dag.plan((STAGES[2], ends), config(), store), dag.run((STAGES[2], ends), config(), store, Recorder())
+    plain = dag.plan((STAGES[2], ends), smoke(), store), dag.run((STAGES[2], ends), smoke(), store, Recorder())
     graph = (ends, STAGES[2], optional)
-    without = {one.stage: one for one in dag.plan(graph, config(), store)}
+    without = {one.stage: one for one in dag.plan(graph, smoke(), store)}
     assert list(without) == ["first", "last"]
     assert without["last"].key == plain[1]["last"].key
-    assert dag.run(graph, config(), store, Recorder())["last"].meta == {"extra": False}
-    chosen = config(**{"algorithm": "a_star_po"})
+    assert dag.run(graph, smoke(), store, Recorder())["last"].meta == {"extra": False}
+    chosen = smoke(**{"algorithm": "a_star_po"})
     assert [one.stage for one in dag.plan(graph, chosen, store)] == ["first", "extra", "last"]
     found = dag.run(graph, chosen, store, Recorder())
     assert found["last"].meta == {"extra": True}
     assert found["last"].key != plain[1]["last"].key
-    more = {one.stage: one.why for one in dag.plan(graph, config(algorithm="a_star_po", values__samples=4), store)}
+    more = {one.stage: one.why for one in dag.plan(graph, smoke(algorithm="a_star_po", values__samples=4), store)}
     assert more["extra"] == "values.samples 16 -> 4"
 
 
 def test_only_what_depends_on_a_change_is_built_again(tmp_path: Path) -> None:
-    assert {state for _, state in run(tmp_path, config())} == {"built"}
-    assert {state for _, state in run(tmp_path, config())} == {"cached"}
-    after_sft = dict(run(tmp_path, config(sft__seed=7)))
+    assert {state for _, state in run(tmp_path, smoke())} == {"built"}
+    assert {state for _, state in run(tmp_path, smoke())} == {"cached"}
+    after_sft = dict(run(tmp_path, smoke(sft__seed=7)))
     assert after_sft == {"first": "cached", "second": "built", "constant": "cached", "third": "cached"}
     # `constant` runs again, but its output is the same, so `third` need not.
-    after_data = dict(run(tmp_path, config(data__seed=7)))
+    after_data = dict(run(tmp_path, smoke(data__seed=7)))
     assert after_data == {"first": "built", "second": "built", "constant": "built", "third": "cached"}
 
 
@@ -124,18 +120,18 @@ def test_a_stage_sees_only_what_it_declares(tmp_path: Path) -> None:
         return {"steps": cfg.sft.steps}
 
     with pytest.raises(AttributeError):
-        dag.run([Stage("nosy", nosy, ("sft.seed",))], config(), Store(tmp_path), Recorder())
+        dag.run([Stage("nosy", nosy, ("sft.seed",))], smoke(), Store(tmp_path), Recorder())
 
 
 def test_plan_says_what_and_why_and_builds_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    plan = {one.stage: one for one in dag.plan(STAGES, config(), store)}
+    plan = {one.stage: one for one in dag.plan(STAGES, smoke(), store)}
     assert (plan["first"].cached, plan["first"].why) == (False, "never built")
     assert (plan["second"].key, plan["second"].why) == (None, "waits for first")
     assert not list(tmp_path.iterdir())
-    run(tmp_path, config())
-    assert all(one.cached for one in dag.plan(STAGES, config(), store))
-    changed = {one.stage: one.why for one in dag.plan(STAGES, config(sft__seed=7), store)}
+    run(tmp_path, smoke())
+    assert all(one.cached for one in dag.plan(STAGES, smoke(), store))
+    changed = {one.stage: one.why for one in dag.plan(STAGES, smoke(sft__seed=7), store)}
     assert changed["second"] == "sft.seed 0 -> 7"
 
 
@@ -153,17 +149,17 @@ def test_the_content_of_the_users_files_counts_and_not_only_their_path(tmp_path:
 def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
     """Artifacts that a CPU made in fp32 do not pass for those of a GPU."""
     store = Store(smoke_layout.store)
-    assert all(one.cached for one in dag.plan(REAL, config(), store))
+    assert all(one.cached for one in dag.plan(REAL, smoke(), store))
     networks = [stage.name for stage in REAL if stage.name not in ("prompts", "judge")]
     assert [stage.name for stage in REAL if stage.precision] == networks
     monkeypatch.setattr("pipeline.stages.sources.gpu_visible", lambda: True)
     monkeypatch.setattr("pipeline.models.loading.device_of", lambda name: torch.device("cuda"))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
-    plan = {one.stage: one for one in dag.plan(REAL, config(runtime__device="auto"), store)}
+    plan = {one.stage: one for one in dag.plan(REAL, smoke(runtime__device="auto"), store)}
     assert plan["prompts"].cached
     assert (plan["sft"].cached, plan["sft"].why) == (False, "precision fp32 -> bf16")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device=None: (7, 5))
-    assert {one.stage: one.why for one in dag.plan(REAL, config(runtime__device="auto"), store)}[
+    assert {one.stage: one.why for one in dag.plan(REAL, smoke(runtime__device="auto"), store)}[
         "sft"
     ] == "precision fp32 -> fp16"
 
@@ -171,7 +167,7 @@ def test_artifacts_of_another_precision_are_built_again(smoke_layout: Layout, mo
 def test_a_plan_without_the_gpu_it_asks_for_says_that_the_precision_is_unknown(smoke_layout: Layout) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    plan = {one.stage: one for one in dag.plan(REAL, config(runtime__device="cuda"), Store(smoke_layout.store))}
+    plan = {one.stage: one for one in dag.plan(REAL, smoke(runtime__device="cuda"), Store(smoke_layout.store))}
     assert plan["sft"].why == "precision fp32 -> unknown (no GPU here)"
 
 
@@ -198,17 +194,17 @@ def test_a_stage_in_rounds_takes_what_the_round_before_left(tmp_path: Path) -> N
         Stage("ends", ends, ()),
         STAGES[2],
     )
-    store, three = Store(tmp_path), config(reward__learned__rounds=4, train__steps=64)
+    store, three = Store(tmp_path), smoke(reward__learned__rounds=4, train__steps=64)
     names = ["first", "label-1", "learn-1", "label-2", "learn-2", "label-3", "learn-3", "label", "learn", "ends"]
     assert [one.name for one in dag.stages_of(graph, three)] == names
     found = dag.run(graph, three, store, Recorder())
     assert found["ends"].meta["seen"] == ["label", "learn"] * 4
     assert found["ends"].meta["label"] == [*["label", "learn"] * 3, "label"]
     assert all(one.cached for one in dag.plan(graph, three, store))
-    plan = {one.stage: one for one in dag.plan(graph, config(reward__learned__rounds=2), store)}
+    plan = {one.stage: one for one in dag.plan(graph, smoke(reward__learned__rounds=2), store)}
     assert list(plan) == ["first", "label-1", "learn-1", "label", "learn", "ends"]
     assert plan["label-1"].why == "reward.learned.rounds 4 -> 2"
-    once = [one.name for one in dag.stages_of(graph, config())]
+    once = [one.name for one in dag.stages_of(graph, smoke())]
     assert once == ["first", "label", "learn", "ends"]
 
 
@@ -243,10 +239,6 @@ def rebuilt(code: Code, module: str, edit: Callable[[str], str], **changes: Any)
     finally:
         path.write_text(text)
     return {name for name in before if before[name] != after[name]}
-
-
-def with_a_line(text: str) -> str:
-    return f"{text}\nEDITED = 1\n"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +281,7 @@ def with_a_line(text: str) -> str:
 def test_an_edit_builds_what_it_can_change(
     copied: Code, module: str, changes: dict[str, Any], stages: set[str]
 ) -> None:
-    assert rebuilt(copied, module, with_a_line, **changes) == stages
+    assert rebuilt(copied, module, lambda text: f"{text}\nEDITED = 1\n", **changes) == stages
 
 
 def test_comments_docstrings_and_new_entries_of_a_registry_build_nothing(copied: Code) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from helpers import trial_config
-from naive import prefix
+from naive import f64, prefix
 from tinytrial import actor, moved, rows_of, trainer
-from torch import Tensor
 
 from pipeline.models import heads as head_module
 from pipeline.models.policy import ActorCritic, Episodes, positions, response_mask, to_grid
@@ -123,10 +122,6 @@ def test_a_first_step_that_is_off_policy_is_found(fault: dict[str, float], off: 
 
 
 LOG2 = math.log(2)
-
-
-def f64(*xs: float) -> Tensor:
-    return torch.tensor(xs, dtype=torch.float64)
 
 
 def test_step_metrics_by_hand() -> None:

@@ -355,16 +355,12 @@ KL_PER_TOKEN = "objective/kl_per_token"
 RULE = {"metric": KL_PER_TOKEN, "op": ">", "threshold": 0.002}
 
 
-def watcher(**changes: Any) -> Watcher:
-    return Watcher((StopRule(metric=KL_PER_TOKEN, op=">", threshold=0.5, **changes),))
-
-
 @given(st.lists(st.booleans(), max_size=12), st.integers(1, 4), st.integers(1, 4), st.integers(1, 40))
 def test_a_watcher_stops_at_the_record_that_completes_the_evidence(
     broken: list[bool], consecutive: int, every: int, before: int
 ) -> None:
     """Record by record it gives the same result as the whole series."""
-    one = watcher(consecutive=consecutive, before_step=before)
+    one = Watcher((StopRule(metric=KL_PER_TOKEN, op=">", threshold=0.5, consecutive=consecutive, before_step=before),))
     for index, bad in enumerate(broken):
         one.observe(index * every, {KL_PER_TOKEN: 0.9 if bad else 0.1, "policy/entropy": 1.0})
         seen = [(place * every, 0.9 if flag else 0.1) for place, flag in enumerate(broken[: index + 1])]

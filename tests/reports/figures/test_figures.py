@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import BETAS, WHOLE, build
+from synthetic import BETAS, WHOLE, build, with_study
 
 from reports.figures.curves import ArmCurve, arm_curves
 from reports.figures.price import COSTS
@@ -27,10 +27,6 @@ def drawn(name: str, records: StudyRecords, findings: Findings) -> Plot:
 
 def means(plot: Plot) -> Any:
     return plot.data[plot.data["seed"].isna()].set_index("arm")
-
-
-def with_study(records: StudyRecords, **changes: Any) -> StudyRecords:
-    return replace(records, study=records.study.model_copy(update=changes))
 
 
 def test_a_study_can_list_every_figure_and_no_other() -> None:

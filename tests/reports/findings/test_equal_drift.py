@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from synthetic import WHOLE, build
+from synthetic import WHOLE, build, with_study
 
 from reports.findings.hypotheses import Judgement, judge
 from reports.findings.matched_kl import FIXED_BETA, MatchedKL, base_method, matched, metrics
@@ -23,10 +23,6 @@ ENDS = {"tight": (2.2, 4.1), "tighter": (1.7, 3.7), "loose": (3.0, 4.5)}
 
 def row_of(records: StudyRecords, arm: str, metric: str = "eval/gold") -> MatchedKL:
     return next(row for row in matched(records) if (row.arm, row.metric) == (arm, metric))
-
-
-def with_study(records: StudyRecords, **changed: Any) -> StudyRecords:
-    return dataclasses.replace(records, study=records.study.model_copy(update=changed))
 
 
 def aiming(records: StudyRecords, metric: str, direction: str = "maximize", **more: Any) -> StudyRecords:

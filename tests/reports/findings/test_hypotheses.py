@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import WHOLE, Built, build
+from synthetic import WHOLE, Built, build, with_study
 
 from pipeline.run.layout import write_json
 from reports.findings.findings import analyse
@@ -49,15 +49,11 @@ def records(built: Built) -> StudyRecords:
     return built.records
 
 
-def asking(records: StudyRecords, *hypotheses: Hypothesis) -> tuple[Judgement, ...]:
-    return judge(replace(records, study=records.study.model_copy(update={"hypotheses": hypotheses})))
-
-
 @pytest.fixture(scope="module")
 def ask(records: StudyRecords) -> Ask:
     def judged(**content: object) -> Judgement:
         one = Hypothesis.model_validate({"name": "n", "claim": "c", "metric": "eval/kl_per_token", **content})
-        return asking(records, one)[0]
+        return judge(with_study(records, hypotheses=(one,)))[0]
 
     return judged
 

@@ -160,10 +160,6 @@ def test_a_study_makes_again_what_was_damaged(finished: Finished, name: str, how
     assert "set aside" not in finished.study().output
 
 
-TINY_STUDY = "question: q\nhypothesis: h\nrefuted_if: r\nprofile: smoke\nbaseline: base\nseeds: [0]\narms: {base: {}}\n"
-KIB = 1024
-
-
 def full(name: str | None = None) -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), name)
 

@@ -38,15 +38,11 @@ def contents(root: Path) -> dict[str, bytes]:
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files if ".locks" not in path.parts}
 
 
-def edit(old: str, new: str) -> None:
-    path = Path("trl.yaml")
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-
-
 def claim(threshold: float, before: int) -> None:
+    text = Path("trl.yaml").read_text()
     name = "{name: drift, claim: it stays near, metric: objective/kl, op: '>', threshold: %s, before_step: %s}"
-    edit("imported:", f"falsifiers: [{name % (threshold, before)}]\nimported:")
+    assert "imported:" in text
+    Path("trl.yaml").write_text(text.replace("imported:", f"falsifiers: [{name % (threshold, before)}]\nimported:"))
 
 
 def test_a_folder_becomes_a_study(logs: Path, layout: Layout, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from naive import divergence, drawn, grid, prefix
+from naive import divergence, drawn, f64, grid, prefix
 from torch import Tensor
 
 from pipeline.algorithms.mathematics.kl import entropy, exact_kl, k2, k3, limited
@@ -29,10 +29,6 @@ LOG2, LOG3 = math.log(2), math.log(3)
 logits = st.integers(2, 6).flatmap(
     lambda size: st.tuples(*[st.lists(st.floats(-4, 4), min_size=size, max_size=size)] * 2)
 )
-
-
-def f64(*xs: float) -> Tensor:
-    return torch.tensor(xs, dtype=torch.float64)
 
 
 def test_exact_kl_and_entropy_by_hand() -> None:
