@@ -150,6 +150,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     metric, counts = records.study.objective.metric, records.counts()
     effects = [effect for effect in findings.effects_on(metric) if effect.estimate is not None]
     ended = {status: [one.arm for one in findings.arms if one.counts.get(status)] for status in ("diverged", "budget")}
+    lost = list(records.trials.query("status == 'diverged' and not evaluated")["arm"].unique())
     seeds = [effect.estimate.seeds for effect in effects if effect.estimate]
     fewest = min((*seeds, *(len(result.seeds) for result in findings.arms if result.seeds)), default=0)
     kinds = sorted({machine(record.environment) for record in records.records.values()} - {""})
@@ -163,7 +164,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     caveats = [
         *records.notes,
         say("caveats", "incomplete", counts),
-        say("caveats", "diverged", ended["diverged"]),
+        say("caveats", "diverged", ended["diverged"], lost),
         say("caveats", "censored", ended["budget"]),
         say("caveats", "few_seeds", coverage_with(fewest), LONE)
         if 1 <= fewest <= FEW and not once(records, metric)
