@@ -11,14 +11,16 @@ import pandas as pd
 
 from pipeline.run.metrics import METRICS
 from reports.figures.marks import point, rows_axis, side
-from reports.figures.style import BLUE, DOUBLE, GRID, INK, ArmStyle, Plot, entry, legend, new_figure
+from reports.figures.style import BLUE, DOUBLE, GRID, INK, ORANGE, ArmStyle, Plot, entry, legend, new_figure
 from reports.statistics.two_level import Estimate
 from reports.text.say import say
 from reports.text.words import name
 
 WIDTH = 46
 """Letters in a line of a label."""
-LOOKS = {"reviews": ArmStyle(INK, "-", "o"), "chains": ArmStyle(BLUE, "-", "s")}
+LOOKS = {
+    "reviews": ArmStyle(INK, "-", "o"), "long reviews": ArmStyle(ORANGE, "-", "D"), "chains": ArmStyle(BLUE, "-", "s"),
+}  # fmt: skip
 _COLUMNS = [
     "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "estimate", "estimate_low", "estimate_high",
     "verdict",

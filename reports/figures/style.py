@@ -30,12 +30,13 @@ from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from reports.records.load import MISSING, STALE, StudyRecords
 from studies.definition.schema import Study
 
-INK, MUTED, GRID, ALARM, BLUE = "#1c2127", "#6b7280", "#e6e8eb", "#b42318", "#0173b2"
+INK, MUTED, GRID, ALARM = "#1c2127", "#6b7280", "#e6e8eb", "#b42318"
+BLUE, ORANGE = "#0173b2", "#de8f05"
 SINGLE = 4.8
 """Width in inches of a figure for one column; text of 8 pt stays readable when a phone shows it at 3.6."""
 DOUBLE = 7.2
 PNG_DPI = 200.0
-_PALETTE = (BLUE, "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#56b4e9")
+_PALETTE = (BLUE, ORANGE, "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#56b4e9")
 """Seaborn's palette "colorblind" without its two pale colours."""
 _DASHES: tuple[Any, ...] = (
     (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1)), (0, (8, 2)), (0, (4, 1, 1, 1, 1, 1)),

@@ -24,7 +24,7 @@ from studies.definition.schema import study_names
 CLAIMS = "findings.tsv"
 """File of each published study: a row per hypothesis and falsifier."""
 EXAMPLE = Path(__file__).parents[1] / "example"
-TESTBEDS = ("reviews", "chains")
+TESTBEDS = ("reviews", "long reviews", "chains")
 VERDICTS = {
     "SUPPORTED": "REPRODUCED", "SURVIVED": "REPRODUCED", "REFUTED": "REFUTED", "FALSIFIED": "REFUTED",
     "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",
