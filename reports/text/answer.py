@@ -164,7 +164,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     caveats = [
         *records.notes,
         say("caveats", "incomplete", counts),
-        say("caveats", "diverged", ended["diverged"], lost),
+        say("caveats", "diverged", ended["diverged"], lost, records.study.objective.worst),
         say("caveats", "censored", ended["budget"]),
         say("caveats", "few_seeds", coverage_with(fewest), LONE)
         if 1 <= fewest <= FEW and not once(records, metric)

@@ -63,14 +63,17 @@ def test_without_anything_to_compare(tmp_path: Path, shape: dict[str, Any], word
 
 
 def test_a_diverged_trial_counts_only_if_its_policy_was_evaluated(records: StudyRecords, findings: Findings) -> None:
-    def caveats(evaluated: bool) -> str:
+    def caveats(evaluated: bool, worst: float | None = None) -> str:
         fell = records.trials["status"] == "diverged"
         trials = records.trials.assign(evaluated=records.trials["evaluated"].mask(fell, evaluated))
-        return " ".join(answer(replace(records, trials=trials), findings).caveats)
+        objective = records.study.objective.model_copy(update={"worst": worst})
+        study = records.study.model_copy(update={"objective": objective})
+        return " ".join(answer(replace(records, study=study, trials=trials), findings).caveats)
 
     assert "beta_0 had diverged seeds that could not be evaluated" in caveats(evaluated=False)
     assert "beta_0 had trials that diverged: they count" in (kept := caveats(evaluated=True))
     assert "could not be evaluated" not in kept
+    assert "they count with the value -1.5, as" in caveats(evaluated=True, worst=-1.5)
 
 
 def test_every_arm_stands_once_under_its_own_verdict_with_its_numbers(
