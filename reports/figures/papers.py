@@ -18,9 +18,10 @@ from reports.text.words import name
 
 WIDTH = 46
 """Letters in a line of a label."""
-LOOKS = {
+TESTBEDS = {
     "reviews": ArmStyle(INK, "-", "o"), "long reviews": ArmStyle(ORANGE, "-", "D"), "chains": ArmStyle(BLUE, "-", "s"),
 }  # fmt: skip
+"""How each testbed is drawn; in `papers.yaml` they are keys of a finding."""
 _COLUMNS = [
     "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "estimate", "estimate_low", "estimate_high",
     "verdict",
@@ -45,13 +46,13 @@ def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
             band = (min(max(end, -reach), reach) for end in predicted(row["expect"], row["margin"]))
             axes.fill_betweenx([at - 0.4, at + 0.4], *band, color=GRID, lw=0, zorder=0)
             low, high = (None if end != end else end for end in (row["estimate_low"], row["estimate_high"]))
-            point(axes, Estimate(row["estimate"], low, high, 0, 0, "none"), at, LOOKS[row["testbed"]])
+            point(axes, Estimate(row["estimate"], low, high, 0, 0, "none"), at, TESTBEDS[row["testbed"]])
             side(axes, at, row["verdict"])
         axes.axvline(0, color=INK, lw=0.8, zorder=1)
         axes.set_xlim(-reach, reach)
         rows_axis(axes, [fill(row["finding"], WIDTH) for row in rows])
         axes.set_title(f"Δ {name(key)}{' at equal KL' * matched} [{METRICS[key].unit}]")
-    legend(figure, [entry(bed, look.color, "", look.marker) for bed, look in LOOKS.items()])
+    legend(figure, [entry(bed, look.color, "", look.marker) for bed, look in TESTBEDS.items()])
     alt = "; ".join(f"{row['finding']} ({row['testbed']}): {row['verdict']}" for row in data.to_dict("records"))
     return Plot(figure, data, "Effects beside what papers predict", say("figures", "papers"), alt, wide=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from reports.figures.papers import papers, predicted
+from reports.figures.papers import TESTBEDS, papers, predicted
 from reports.figures.style import PNG_DPI, house_style
 from reports.pages.page import rendered, write_text
 from reports.tables.table import DASH, Head, Table, TableCell, declared, toned, words, write
@@ -24,7 +24,6 @@ from studies.definition.schema import study_names
 CLAIMS = "findings.tsv"
 """File of each published study: a row per hypothesis and falsifier."""
 EXAMPLE = Path(__file__).parents[1] / "example"
-TESTBEDS = ("reviews", "long reviews", "chains")
 VERDICTS = {
     "SUPPORTED": "REPRODUCED", "SURVIVED": "REPRODUCED", "REFUTED": "REFUTED", "FALSIFIED": "REFUTED",
     "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",

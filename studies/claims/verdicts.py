@@ -52,12 +52,13 @@ def read_series(folder: StudyFolder, record: TrialRecord, metric: str) -> Series
     """A recorded series; empty when the trial left none. Raises `Damaged`, or `Gone` without its artifact."""
     if "train" not in record.stages:
         return Series([], record.steps)
-    wanted = ["step", metric] + ([UPDATE_STEPS] if each_step(metric) else [])
+    stepwise = each_step(metric)
+    wanted = ["step", metric] + ([UPDATE_STEPS] if stepwise else [])
     columns = read_columns(folder, record, "train", "metrics.parquet", wanted)
     if metric not in columns:
         return Series([], record.steps)
     steps = columns["step"]  # what a step did not record is NaN
-    gap = _gap(_records(steps, columns[UPDATE_STEPS])) if each_step(metric) and UPDATE_STEPS in columns else None
+    gap = _gap(_records(steps, columns[UPDATE_STEPS])) if stepwise and UPDATE_STEPS in columns else None
     return Series(_records(steps, columns[metric]), max([record.steps, *map(int, steps)]), gap)
 
 

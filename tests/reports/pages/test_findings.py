@@ -10,9 +10,10 @@ import yaml
 
 from pipeline.config.loading import profile_names
 from pipeline.run.layout import Layout
+from reports.figures.papers import TESTBEDS
 from reports.findings.findings import analyse
 from reports.pages import findings as page
-from reports.pages.findings import CLAIMS, TESTBEDS, findings, folders, write_index
+from reports.pages.findings import CLAIMS, findings, folders, write_index
 from reports.pages.published import _found
 from reports.records.load import find_study, load_records
 from reports.tables.claims import claims_table
