@@ -158,7 +158,7 @@ def run(
 def plan(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[STUDY]", help="A study's name, or its YAML file. Leave it out with --memory."),
+        typer.Argument(metavar="[STUDY]", help="A study's name, or a YAML file's path; leave it out with --memory."),
     ] = None,
     profile: ProfileOption = None,
     settings: SetOption = None,
@@ -347,7 +347,7 @@ def ui(
 def serve(
     what: Annotated[
         str,
-        typer.Argument(metavar="TRIAL", help="STUDY/ARM/SEED of a trial, or the folder of an exported policy."),
+        typer.Argument(metavar="TRIAL", help="A trial (STUDY/ARM/SEED), or the folder of an exported policy."),
     ],
     port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on.")] = 8000,
     host: Annotated[

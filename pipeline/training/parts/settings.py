@@ -103,10 +103,10 @@ class RolloutConfig(PartSettings):
 
     every: Positive = Field(
         1,
-        description="updates for which one copy of the policy samples; 1: no copy, the policy itself samples",
+        description="updates after which the copy that samples is renewed; 1: the policy itself samples",
     )
     dtype: Literal["training", "bfloat16", "float16"] = Field(
-        "training", description="precision of the policy while it samples; training: the same as while it trains"
+        "training", description="precision of sampling; training: the same precision as in training"
     )
     correction: Annotated[Literal["none", "truncated", "masked"], APART] = Field(
         "none",
@@ -117,7 +117,7 @@ class RolloutConfig(PartSettings):
     )
     level: Annotated[Literal["token", "sequence"], APART, CORRECTED] = Field(
         "token",
-        description="token: each token has its own ratio; sequence: each has the product of its response's ratios",
+        description="token: a ratio for each token; sequence: one for each response, the product over its tokens",
     )
     most: Annotated[float, Field(ge=1.0, allow_inf_nan=False), APART, CORRECTED] = Field(
         2.0, description="a larger ratio is replaced: by this value (truncated) or by 0 (masked)"
