@@ -24,7 +24,7 @@ TESTBEDS = {
 """How each testbed is drawn; in `papers.yaml` they are keys of a finding."""
 _COLUMNS = [
     "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "estimate", "estimate_low", "estimate_high",
-    "verdict",
+    "verdict", "again_estimate",
 ]  # fmt: skip
 
 
@@ -46,7 +46,8 @@ def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
             band = (min(max(end, -reach), reach) for end in predicted(row["expect"], row["margin"]))
             axes.fill_betweenx([at - 0.4, at + 0.4], *band, color=GRID, lw=0, zorder=0)
             low, high = (None if end != end else end for end in (row["estimate_low"], row["estimate_high"]))
-            point(axes, Estimate(row["estimate"], low, high, 0, 0, "none"), at, TESTBEDS[row["testbed"]])
+            again = [(row["again_estimate"], at + 0.24)]
+            point(axes, Estimate(row["estimate"], low, high, 0, 0, "none"), at, TESTBEDS[row["testbed"]], again)
             side(axes, at, row["verdict"])
         axes.axvline(0, color=INK, lw=0.8, zorder=1)
         axes.set_xlim(-reach, reach)

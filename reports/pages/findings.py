@@ -6,7 +6,7 @@ folders, which `ablate publish` writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from reports.figures.style import PNG_DPI, house_style
 from reports.pages.page import rendered, write_text
 from reports.tables.table import DASH, Head, Table, TableCell, declared, toned, words, write
 from reports.text.words import number
-from studies.definition.schema import study_names
+from studies.definition.schema import CONFIRMATION, study_names
 
 CLAIMS = "findings.tsv"
 """File of each published study: a row per hypothesis and falsifier."""
@@ -29,6 +29,8 @@ VERDICTS = {
     "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",
 }  # fmt: skip
 """Verdict on a finding, by that on the claim of ours which states it."""
+AGAIN = ("effect", "estimate", "estimate_low", "estimate_high")
+"""What is shown of the same claim on other seeds."""
 
 
 @cache
@@ -60,7 +62,7 @@ def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
     rows = pd.concat(tables).astype(object)
     rows = rows.where(rows.notna(), None)
     every: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
-    tested = list(_tested({f"{row['folder']}/{row['name']}": row for row in every}))
+    tested = list(_tested(every))
     table = _table(tested)
     with house_style():
         figure = papers(tested)
@@ -83,15 +85,23 @@ def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
     return root / "index.html"
 
 
-def _tested(claims: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield a row per finding and testbed: what was found, or why nothing was."""
+def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a row per finding and testbed: what was found, on the seeds of the study and on those of its confirmation
+    (keys that begin with `again_`), or why nothing was."""
+    claims = {f"{row['folder']}/{row['name']}": row for row in every}
+    repeated = {(row["study"], row["profile"], row["name"]): row for row in every}
     for one in findings():
+        theirs = one.get("theirs", {})
         for bed in (bed for bed in TESTBEDS if bed in one):
             verdict, _, why = one[bed].partition(": ")
-            found = {**claims.get(one[bed], {}), **one.get("theirs", {})}
+            found = {**claims.get(one[bed], {}), **theirs}
             if not why:
-                verdict = _verdict(found, bool(one.get("theirs")))
-            yield {**found, **one, "testbed": bed, "verdict": verdict, "why": why}
+                verdict = _verdict(found, bool(theirs))
+            same = repeated.get((f"{found.get('study')}{CONFIRMATION}", found.get("profile"), found.get("name")))
+            again = {f"again_{key}": same.get(key) for key in AGAIN} if same else {}
+            if same:
+                again["again_verdict"] = _verdict({**same, **theirs}, bool(theirs))
+            yield {**found, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
 
 
 def _verdict(found: Mapping[str, Any], theirs: bool) -> str:
@@ -113,6 +123,10 @@ def _claim(row: Mapping[str, Any]) -> TableCell:
     return TableCell(row["claim"], row["folder"] + "; the verdict is on the paper's prediction" * ("theirs" in row))
 
 
+def _again(row: Mapping[str, Any]) -> TableCell:
+    return toned(row["again_verdict"], row["again_effect"]) if "again_verdict" in row else DASH
+
+
 def _table(tested: list[dict[str, Any]]) -> Table:
     """Show a row per finding and testbed."""
     shape = (
@@ -122,7 +136,10 @@ def _table(tested: list[dict[str, Any]]) -> Table:
         (words("our claim"), _claim),
         (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
         (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),
+        (words("on other seeds"), _again),
         (Head("cost", "hours of the study"), lambda row: number(row["hours"]) if row.get("hours") else DASH),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
-    return declared("findings", "Findings of papers", tested, shape, data)
+    repeated = [row["again_verdict"] == row["verdict"] for row in tested if "again_verdict" in row]
+    kept = f"{sum(repeated)} of {len(repeated)}"
+    return declared("findings", "Findings of papers", tested, shape, data, kept=kept)

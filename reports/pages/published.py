@@ -30,7 +30,7 @@ from reports.tables.claims import claims_table
 from reports.tables.results import arm_table
 from reports.tables.table import Table, columns
 from reports.text.answer import answer, machine
-from studies.definition.schema import Study
+from studies.definition.schema import CONFIRMATION, Study
 
 SERIES = (*ENDS, "objective/kl_exact_per_token")
 """Series that are published, besides those that claims name."""
@@ -53,7 +53,8 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     if study.foreign or not records.records:
         raise UserError(f"{study.name} cannot be published: no trial of it has run here")
     findings = analyse(records)
-    name = study.name if records.profile == study.profile else f"{study.name}-{records.profile}"
+    own = study.name.replace(CONFIRMATION, "-confirm")
+    name = own if records.profile == study.profile else f"{own}-{records.profile}"
     replace_folder(root / name, lambda new: _write(records, findings, name, new))
     write_index(root)
     return root / name / "README.md"

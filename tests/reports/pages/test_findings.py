@@ -72,15 +72,22 @@ def test_the_interval_decides_where_the_paper_predicts_something_else(
     middle = None if low is None or high is None else (low + high) / 2
     numbers = {"estimate": middle, "estimate_low": low, "estimate_high": high}
     (tmp_path / "own").mkdir()
-    found = pd.DataFrame([{**ROW, "name": "one", "verdict": ours, **numbers}])
-    found.to_csv(tmp_path / "own" / CLAIMS, sep="\t", index=False)
+    found = {**ROW, "name": "one", "verdict": ours, **numbers}
+    other = {**found, "study": "own+confirm", "verdict": "UNDECIDED", "estimate_low": -1.0, "estimate_high": 1.0}
+    pd.DataFrame([found]).to_csv(tmp_path / "own" / CLAIMS, sep="\t", index=False)
+    (tmp_path / "own-confirm").mkdir()
+    pd.DataFrame([other, {**other, "profile": "long", "verdict": "SUPPORTED"}]).to_csv(
+        tmp_path / "own-confirm" / CLAIMS, sep="\t", index=False
+    )
     one = {"finding": "It is so", "source": "a paper", "setting": "theirs", "differs": "all", "reviews": "own/one"}
     one |= {"chains": "NOT COMPARABLE: no reason"} | ({"theirs": theirs} if theirs else {})
     monkeypatch.setattr(page, "findings", lambda: [one])
     html = write_index(tmp_path, {"own": "there/index.html"}).read_text()
     table = pd.read_csv(tmp_path / "tables" / "findings.csv")
     assert table["verdict"].tolist() == [verdict, "NOT COMPARABLE"]
+    assert table["again_verdict"].tolist() == ["UNDECIDED", pytest.approx(float("nan"), nan_ok=True)]
     assert f"{verdict}" in html
+    assert f"{int(verdict == 'UNDECIDED')} of 1 verdicts are the same" in " ".join(html.split())
     assert 'href="there/index.html"' in html
     assert (tmp_path / "findings.png").exists() == (middle is not None)
 
@@ -115,7 +122,7 @@ def test_the_readme_shows_rows_of_the_published_table() -> None:
     table = (ROOT / "README.md").read_text().partition("| finding of a paper |")[2].partition("\n\n")[0]
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
     assert len(rows) == 3
-    begin = published.index("| --- | --- | --- | --- | ---: | ---: | ---: |") + 1
+    begin = published.index("| --- | --- | --- | --- | ---: | ---: | --- | ---: |") + 1
     for (finding, verdict, effect), row in zip(rows, published[begin:], strict=False):
         assert row.startswith(f"| {finding} (arXiv")
         assert f"| {verdict} |" in row
