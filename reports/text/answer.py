@@ -158,6 +158,8 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
     turned = [one for one in findings.alarms if one.alarms and one.arm in {result.arm for result in alone}]
     silent = [one for one in effects if one.outcome in ("equivalent", "undecided") and one.p_holm is not None]
     apart = [one for one in silent if one.estimate and one.estimate.excludes_zero]  # the corrected p alone is too large
+    equal = max((one.smallest or 0.0 for one in effects if one.outcome == "equivalent"), default=0.0)
+    base = findings.arm(records.study.baseline).estimates.get(metric)
     undecided = {one.arm for one in effects if one.outcome == "undecided"}
     missed = [one for one in findings.power if one.arm in undecided]
     worst = max(missed, key=lambda one: one.detectable, default=None)
@@ -174,6 +176,7 @@ def _caveats(records: StudyRecords, findings: Findings) -> list[str]:
         say("caveats", "proxy_alone", alone, turned),
         say("caveats", "machines", kinds),
         say("caveats", "without_zero", apart, len(effects)),
+        say("caveats", "little_gained", base.value, equal) if base and metric == "eval/win_rate" else "",
         say("caveats", "sensitivity", worst, METRICS[metric].high - METRICS[metric].low),
     ]
     return list(filter(None, caveats))

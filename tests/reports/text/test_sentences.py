@@ -127,6 +127,22 @@ def test_an_interval_without_0_is_no_verdict_alone(records: StudyRecords, findin
         assert len(caveats(records, replace(findings, effects=(effect, *others)), "(p 0.071)")) == warned
 
 
+def test_equivalence_says_little_where_little_was_gained(records: StudyRecords, findings: Findings) -> None:
+    first, *others = findings.effects
+    for base, outcome, warned in ((0.59, "equivalent", 1), (0.41, "equivalent", 1), (0.61, "equivalent", 0),
+                                  (0.59, "undecided", 0)):  # fmt: skip
+        effect = replace(first, outcome=outcome, smallest=0.05)
+        arms = tuple(
+            replace(arm, estimates=arm.estimates | {WIN: replace(arm.estimates[WIN], value=base)})
+            if arm.arm == records.study.baseline
+            else arm
+            for arm in findings.arms
+        )
+        rest = [replace(other, outcome="worse") for other in others]
+        found = replace(findings, arms=arms, effects=(effect, *rest))
+        assert len(caveats(records, found, "Equivalence within 0.050 says little")) == warned
+
+
 FORM = "  - {{name: form, claim: it holds, {}}}\n"
 
 
