@@ -159,16 +159,11 @@ def summary_of(table: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def scored_samples(path: Path) -> None:
-    """Write the tables of the reward stage: gold is normal with mean 0.4 and std 1 under the reference; samples hold
-    the held-out pairs."""
-    rng, prompt = np.random.default_rng(5), [f"prompt {index}" for index in range(2000)]
-    first, second = rng.normal(0.4, 1, (2, 2000))
-    pairs = pd.DataFrame({"gold_first": first, "gold_second": second, "heldout": np.arange(2000) >= 1500})
-    pairs.assign(prompt=prompt).to_parquet(path / "pairs.parquet", index=False)
-    gold = np.concatenate([rng.normal(0.4, 1, 300), first[1500:], second[1500:]])
-    samples = pd.DataFrame({"prompt": [*prompt[:300], *prompt[1500:], *prompt[1500:]], "gold": gold, "source": "pair"})
-    samples.assign(proxy=gold).to_parquet(path / "reference_samples.parquet", index=False)
+def reference_draws(path: Path) -> None:
+    """Write four answers to each of 1,000 prompts: gold is normal with mean 0.4 and std 1 under the reference."""
+    prompts = np.repeat([f"prompt {index}" for index in range(1000)], 4)
+    gold = np.random.default_rng(5).normal(0.4, 1, len(prompts))
+    pd.DataFrame({"prompt": prompts, "gold": gold}).to_parquet(path / "draws.parquet", index=False)
 
 
 Cells = tuple[tuple[str, int], ...]
@@ -241,7 +236,8 @@ def _writer(stage: str, cell: Cell, steps: int, answers: pd.DataFrame, lost: boo
             write_json(out / "summary.json", summary)
         elif stage == "reward":
             write_json(out / "summary.json", {"accuracy": 0.79, "accuracy_gold": 0.88})
-            scored_samples(out)
+        elif stage == "reference":
+            reference_draws(out)
         elif stage == "train":
             table = curves(cell.config.kl.beta, cell.seed, steps, cell.config.train.steps)
             table = table if steps else table[["step"]].head(0)

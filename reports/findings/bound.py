@@ -43,10 +43,10 @@ class Path:
 def tilted(scores: Array, groups: NDArray[np.intp] | None = None) -> Path:
     """Return the path of ``ref * exp(b * scores)``: the highest mean score of any policy at each KL.
 
-    ``KL(b) = b E_b[r] - log E_ref[exp(b r)]``. Samples of all prompts are pooled; that also lets the bound shift
-    weight between prompts, which no policy can, so that it is never too low for that. The path ends where fewer than
-    `LEAST_EFFECTIVE` samples count. Interval at fixed KL: that of ``log E_ref[exp(b r)] / b`` by the delta method, over
-    `groups` of samples that are independent of each other (the prompts; by default every sample is one).
+    ``KL(b) = b E_b[r] - log E_ref[exp(b r)]``. Samples of all prompts and references are pooled; that also lets the
+    bound shift weight between these, which no policy can, so that it is never too low for that. The path ends where
+    fewer than `LEAST_EFFECTIVE` samples count. Interval at fixed KL: that of ``log E_ref[exp(b r)] / b`` by the delta
+    method, over `groups` of samples that are independent of each other (the prompts; by default every sample is one).
     Shapes: (N,) all. Raises `ValueError` without samples or for scores that do not vary.
     """
     n = len(scores)
@@ -99,43 +99,23 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
 
 
 def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | None:
-    """Return the judge's scores of the reference's samples on training prompts, judge points, and the prompt of each,
-    (N,); None where the tables of the reward stages are no longer in the store.
-
-    Where each seed has its own reference, the scores of each are moved to their common mean: the arms' means are over
-    all of them.
-    """
-    places = [str(entry["path"]) for entry in records.upstream if entry["stage"] == "reward"]
-    found = [table for where in places if (table := _scores(records, where)) is not None]
-    tables = list({table["gold"].to_numpy().tobytes(): table for table in found}.values())  # arms can share samples
+    """Return the judge's scores of the references' answers to the held-out prompts, judge points, and the prompt of
+    each, (N,); None where their tables are no longer in the store."""
+    found = (_draws(records, str(entry["path"])) for entry in records.upstream if entry["stage"] == "reference")
+    tables = {table["gold"].to_numpy().tobytes(): table for table in found if table is not None}
     if not tables:
         return None
-    if len(tables) > 1:
-        centre = float(np.mean([table["gold"].mean() for table in tables]))
-        tables = [table.assign(gold=table["gold"] - table["gold"].mean() + centre) for table in tables]
-    whole = pd.concat(tables, ignore_index=True)
+    whole = pd.concat(tables.values(), ignore_index=True)  # references that differ by the reward alone have one table
     return whole["gold"].to_numpy(dtype=np.float64), pd.factorize(whole["prompt"])[0]
 
 
-def _scores(records: StudyRecords, where: str) -> pd.DataFrame | None:
-    """Prompt and gold of every sample that a reward stage scored; None where it is no longer in the store."""
-    samples = _table(records, where, "reference_samples.parquet")
-    if samples is None:
-        return None
-    parts = [samples[["prompt", "gold"]]]
-    if (pairs := _table(records, where, "pairs.parquet")) is not None:
-        if "source" in samples.columns:
-            pairs = pairs[~pairs["heldout"].astype(bool)]  # the held-out pairs are among the samples
-        parts += [pairs[["prompt", key]].set_axis(["prompt", "gold"], axis=1) for key in ("gold_first", "gold_second")]
-    return pd.concat(parts, ignore_index=True).dropna(subset="gold")
-
-
-def _table(records: StudyRecords, where: str, name: str) -> pd.DataFrame | None:
-    """A table of a shared stage, None where there is none in the store."""
+def _draws(records: StudyRecords, where: str) -> pd.DataFrame | None:
+    """Prompt and gold of every answer of a reference that was judged; None where it is no longer in the store."""
     try:
-        return pd.read_parquet(file_in(records.folder, where, name))
+        path = file_in(records.folder, where, "draws.parquet")
     except Gone:
         return None
+    return pd.read_parquet(path, columns=["prompt", "gold"]).dropna()
 
 
 def choosing_arms(records: StudyRecords) -> dict[str, int]:

@@ -267,21 +267,18 @@ def test_win_rate_of_no_policy_passes_the_bound() -> None:
 
 
 def test_scores_are_read_from_the_store_once_each(records: StudyRecords) -> None:
-    found = reference_scores(records)
-    assert [len(part) for part in found] == [300 + 4000] * 2  # held-out pairs are among the samples
-    assert len(set(found[1])) == 2000  # two answers to each prompt, and one more to the first 300
-    assert found[0].mean() == pytest.approx(0.4, abs=0.05)
+    scores, prompts = reference_scores(records)
+    assert (len(scores), len(set(prompts))) == (4000, 1000)  # three references of equal answers
+    assert scores.mean() == pytest.approx(0.4, abs=0.05)
 
 
-def test_scores_of_several_references_are_moved_to_their_common_mean(
-    records: StudyRecords, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_several_references_are_pooled(records: StudyRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = {
         "a": pd.DataFrame({"prompt": ["p", "q"], "gold": [0.0, 2.0]}),
         "b": pd.DataFrame({"prompt": ["p", "r"], "gold": [10.0, 14.0]}),
     }
-    monkeypatch.setattr(bound, "_scores", lambda _, where: tables.get(where))
-    stages = tuple({"stage": "reward", "path": where} for where in ("a", "b", "a", "lost"))
+    monkeypatch.setattr(bound, "_draws", lambda _, where: tables.get(where))
+    stages = tuple({"stage": "reference", "path": where} for where in ("a", "b", "a", "lost"))
     found = reference_scores(replace(records, upstream=stages))
-    assert found[0].tolist() == [5.5, 7.5, 4.5, 8.5]
+    assert found[0].tolist() == [0.0, 2.0, 10.0, 14.0]
     assert found[1].tolist() == [0, 1, 0, 2], "answers to one prompt are one piece of evidence"

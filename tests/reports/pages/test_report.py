@@ -188,8 +188,8 @@ def test_without_the_store_or_the_records_the_page_stays(built: Built) -> None:
     assert f"{built.folder.report / 'index.html'} is unchanged" in call(built, "report").stderr
     built.layout.store.symlink_to(aside)  # a store on another disk serves
     assert [call(built, words).exit_code for words in ("report", "falsify")] == [0, 0]
-    shutil.rmtree(aside / "reward")
-    assert [call(built, words).exit_code for words in ("report", "falsify")] == [FAULT, 0], "verdicts need no reward"
+    shutil.rmtree(aside / "reference")
+    assert [call(built, words).exit_code for words in ("report", "falsify")] == [FAULT, 0], "verdicts need no reference"
     shutil.rmtree(built.folder.path / "trials")
     done = call(built, "report")
     assert done.exit_code == 2

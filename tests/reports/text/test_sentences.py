@@ -221,7 +221,7 @@ def test_numbers_are_those_of_the_study(records: StudyRecords, findings: Finding
         ],
         "Comparisons": ["3 arms", "win rate that matters is 0.050"],
         "Drift": ["at most 5 % of studies"],
-        "Bounds": ["4,300 reference samples"],
+        "Bounds": ["4,000 answers of the reference"],
         "Claims": ["1 claim"],
     }
     assert list(text) == list(wanted)
