@@ -19,7 +19,7 @@ from reports.figures.style import PNG_DPI, house_style
 from reports.pages.page import rendered, write_text
 from reports.tables.table import DASH, Head, Table, TableCell, declared, toned, words, write
 from reports.text.words import number
-from studies.definition.schema import CONFIRMATION, study_names
+from studies.definition.schema import study_names
 
 CLAIMS = "findings.tsv"
 """File of each published study: a row per hypothesis and falsifier."""
@@ -29,8 +29,8 @@ VERDICTS = {
     "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",
 }  # fmt: skip
 """Verdict on a finding, by that on the claim of ours which states it."""
-AGAIN = ("effect", "estimate", "estimate_low", "estimate_high")
-"""What is shown of the same claim on other seeds."""
+AGAIN = "-confirm"
+"""Ending of the folder with the same study on other seeds."""
 
 
 @cache
@@ -89,22 +89,19 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield a row per finding and testbed: what was found, on the seeds of the study and on those of its confirmation
     (keys that begin with `again_`), or why nothing was."""
     claims = {f"{row['folder']}/{row['name']}": row for row in every}
-    repeated = {(row["study"], row["profile"], row["name"]): row for row in every}
     for one in findings():
         theirs = one.get("theirs", {})
         for bed in (bed for bed in TESTBEDS if bed in one):
             verdict, _, why = one[bed].partition(": ")
-            found = {**claims.get(one[bed], {}), **theirs}
-            if not why:
-                verdict = _verdict(found, bool(theirs))
-            same = repeated.get((f"{found.get('study')}{CONFIRMATION}", found.get("profile"), found.get("name")))
-            again = {f"again_{key}": same.get(key) for key in AGAIN} if same else {}
-            if same:
-                again["again_verdict"] = _verdict({**same, **theirs}, bool(theirs))
-            yield {**found, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
+            folder, _, claim = one[bed].partition("/")
+            found, same = claims.get(one[bed], {}), claims.get(f"{folder}{AGAIN}/{claim}")
+            again = {f"again_{key}": same[key] for key in ("effect", "estimate")} if same else {}
+            again |= {"again_verdict": _verdict(same, theirs)} if same else {}
+            verdict = verdict if why else _verdict(found, theirs)
+            yield {**found, **theirs, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
 
 
-def _verdict(found: Mapping[str, Any], theirs: bool) -> str:
+def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Our own verdict, where our claim states the finding; else what the 95 % interval shows of the paper's."""
     if "verdict" not in found:
         return "NOT RUN"
@@ -113,7 +110,7 @@ def _verdict(found: Mapping[str, Any], theirs: bool) -> str:
     low, high = found["estimate_low"], found["estimate_high"]
     if low is None or high is None or found["verdict"] == "NOT TESTED":
         return "UNDECIDED"
-    least, most = predicted(found["expect"], found["margin"])
+    least, most = predicted(**theirs)
     return "REPRODUCED" if least <= low and high <= most else "REFUTED" if high < least or most < low else "UNDECIDED"
 
 

@@ -23,14 +23,14 @@ from reports.figures.frontier import frontier
 from reports.figures.style import house_style
 from reports.findings.findings import ENDS, Findings, analyse
 from reports.findings.hypotheses import Judgement
-from reports.pages.findings import CLAIMS, write_index
+from reports.pages.findings import AGAIN, CLAIMS, write_index
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.claims import claims_table
 from reports.tables.results import arm_table
 from reports.tables.table import Table, columns
 from reports.text.answer import answer, machine
-from studies.definition.schema import CONFIRMATION, Study
+from studies.definition.schema import Study
 
 SERIES = (*ENDS, "objective/kl_exact_per_token")
 """Series that are published, besides those that claims name."""
@@ -53,8 +53,8 @@ def publish(folder: StudyFolder, study: Study, root: Path) -> Path:
     if study.foreign or not records.records:
         raise UserError(f"{study.name} cannot be published: no trial of it has run here")
     findings = analyse(records)
-    own = study.name.replace(CONFIRMATION, "-confirm")
-    name = own if records.profile == study.profile else f"{own}-{records.profile}"
+    name = study.confirms or study.name
+    name += f"-{records.profile}" * (records.profile != study.profile) + AGAIN * bool(study.confirms)
     replace_folder(root / name, lambda new: _write(records, findings, name, new))
     write_index(root)
     return root / name / "README.md"

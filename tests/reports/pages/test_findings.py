@@ -76,9 +76,7 @@ def test_the_interval_decides_where_the_paper_predicts_something_else(
     other = {**found, "study": "own+confirm", "verdict": "UNDECIDED", "estimate_low": -1.0, "estimate_high": 1.0}
     pd.DataFrame([found]).to_csv(tmp_path / "own" / CLAIMS, sep="\t", index=False)
     (tmp_path / "own-confirm").mkdir()
-    pd.DataFrame([other, {**other, "profile": "long", "verdict": "SUPPORTED"}]).to_csv(
-        tmp_path / "own-confirm" / CLAIMS, sep="\t", index=False
-    )
+    pd.DataFrame([other]).to_csv(tmp_path / "own-confirm" / CLAIMS, sep="\t", index=False)
     one = {"finding": "It is so", "source": "a paper", "setting": "theirs", "differs": "all", "reviews": "own/one"}
     one |= {"chains": "NOT COMPARABLE: no reason"} | ({"theirs": theirs} if theirs else {})
     monkeypatch.setattr(page, "findings", lambda: [one])
