@@ -19,7 +19,7 @@ from pipeline.data.settings import MEASURED_TEXTS
 from pipeline.forecast.memory import ForecastSubject, Shape, Trained
 from pipeline.models.out_of_memory import chunk_tokens, ranking_rows, text_rows
 from pipeline.resources import ledger
-from pipeline.rewards.settings import JUDGE, OPPONENTS, is_judged
+from pipeline.rewards.settings import OPPONENTS, is_judged
 
 Work = NDArray[np.float64]
 
@@ -190,7 +190,7 @@ def reward_hours(trial: ForecastSubject, kept: float = 1.0) -> float:
     heldout, samples = 2 * learned.heldout_pairs, reward.calibration_samples
     opponents = OPPONENTS * (cfg.data.train_prompts + cfg.data.heldout_prompts) * (reward.against != "none")
     drawn = samples + sum(map(is_judged, preferences)) * (learned.ranked * rankings + heldout)
-    asked = samples + heldout * (bool(preferences) + (JUDGE in preferences))
+    asked = samples + heldout * bool(preferences)
     return hours("train", training) + asked_hours(trial, drawn + opponents, asked + opponents)
 
 

@@ -1,7 +1,7 @@
 """Stage 3: the training reward (proxy): its parts, learned or ready, each calibrated, weighed, and calibrated again.
 
-Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold, source: `calibration` or `pair`, nothing that
-the proxy was trained on; and ``reward/<part>`` of a composite), ``summary.json`` and, of every learned part, the
+Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold; and ``reward/<part>`` of a composite: the
+samples that set the scales), ``summary.json`` and, of every learned part, the
 model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
 ending_second of a cyclic judge; each comparison of a ranking is a pair) and ``pair_responses.parquet`` (the training
 pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. With `reward.against`, also
@@ -59,7 +59,7 @@ from pipeline.rewards.scorers import (
     ready,
     save_opponents,
 )
-from pipeline.rewards.settings import FURTHER, JUDGE, OPPONENTS, PartConfig, is_judged, part_key
+from pipeline.rewards.settings import FURTHER, OPPONENTS, PartConfig, is_judged, part_key
 from pipeline.run.layout import write_json
 from pipeline.run.progress import Reporter
 from pipeline.run.store import Artifact
@@ -125,7 +125,7 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     cfg, composite = work.cfg, work.composite
     rows = torch.arange(cfg.reward.calibration_samples) % len(work.data.texts)
     samples = work.samples(work.reference, rows, "calibration", cfg.reward.seed)
-    raw, summary, unseen = _parts(work, out)
+    raw, summary = _parts(work, out)
     if cfg.reward.against != "none":
         raw = _against(work, raw, out)
     scores, specs = {name: part(samples) for name, part in raw.items()}, cfg.reward.scorers()
@@ -154,9 +154,9 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
         "correlation_gold": correlation(total),
         "reference_samples": len(judged),
     }
-    scored = [_scored("calibration", samples, total, by_part, judged)]
-    scored += [_scored("pair", answers, *proxy.explained(answers), points) for answers, points in unseen]
-    pd.concat(scored).to_parquet(out / "reference_samples.parquet", index=False)
+    table = {"prompt": samples.prompts, "completion": samples.texts, "proxy": total.tolist(), "gold": judged.tolist()}
+    table |= {f"reward/{name}": part.tolist() for name, part in by_part.items()}
+    pd.DataFrame(table).to_parquet(out / "reference_samples.parquet", index=False)
     write_json(out / "summary.json", {"kind": cfg.reward.kind, "judge": cfg.gold.kind, **summary})
     figures = [
         f"{key.replace('_', ' ')} {value:.3f}"
@@ -179,30 +179,17 @@ def _made(work: _Inputs, out: Path) -> dict[str, Any]:
     }
 
 
-def _scored(source: str, samples: Completions, total: Tensor, parts: dict[str, Tensor], gold: Tensor) -> pd.DataFrame:
-    table = {
-        "prompt": samples.prompts,
-        "completion": samples.texts,
-        "proxy": total.tolist(),
-        "gold": gold.tolist(),
-        "source": source,
-    }
-    return pd.DataFrame(table | {f"reward/{name}": part.tolist() for name, part in parts.items()})
-
-
-def _parts(work: _Inputs, out: Path) -> tuple[dict[str, Reward], dict[str, Any], list[tuple[Completions, Tensor]]]:
-    """The parts, what was measured of those that were learned, and reference samples that none was trained on, with
-    the judge's scores (n,)."""
-    raw, summary, unseen = dict[str, Reward](), dict[str, Any](), list[tuple[Completions, Tensor]]()
+def _parts(work: _Inputs, out: Path) -> tuple[dict[str, Reward], dict[str, Any]]:
+    """The parts, and what was measured of those that were learned."""
+    raw, summary = dict[str, Reward](), dict[str, Any]()
     for name, spec in work.cfg.reward.scorers().items():
         if spec.kind in TRAINED:
-            raw[name], measured, fresh = _learn(work, spec, name, part_folder(out, name, work.composite))
-            unseen = unseen or fresh  # parts learned from the judge share their pairs
+            raw[name], measured = _learn(work, spec, name, part_folder(out, name, work.composite))
             summary |= {f"{name}/{what}": value for what, value in measured.items()} if work.composite else measured
         else:
             raw[name] = ready(part_key(name, work.composite), spec, work.at.device, work.at.room)
             meter(raw[name].networks, work.at.ledger.work)
-    return raw, summary, unseen
+    return raw, summary
 
 
 def _against(work: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Reward]:
@@ -226,10 +213,8 @@ def _against(work: _Inputs, raw: dict[str, Reward], out: Path) -> dict[str, Rewa
     return {name: Against(part, compared(specs[name].kind), found[name]) for name, part in raw.items()}
 
 
-def _learn(
-    work: _Inputs, spec: PartConfig, name: str, out: Path
-) -> tuple[Reward, dict[str, Any], list[tuple[Completions, Tensor]]]:
-    """The model of a part, what was measured of it, and held-out answers with the gold judge's scores."""
+def _learn(work: _Inputs, spec: PartConfig, name: str, out: Path) -> tuple[Reward, dict[str, Any]]:
+    """The model of a part, and what was measured of it."""
     cfg, part = work.cfg.reward, ONCE
     work.reporter.progress("reward", 0, 1, "pairs")
     if is_judged(spec.preferences):
@@ -261,11 +246,7 @@ def _learn(
     measured |= accuracy(margin, gap(pairs.gold)[kept], pairs.first_wins[kept], pairs.groups or answers[0].prompts)
     if part.count > 1:
         measured[TEMPERATURE] = pairs.temperature
-    # Of a further judge's pairs the gold judge's scores are not known here, and later rounds compare no reference
-    # samples.
-    known = spec.preferences == JUDGE and part.number == 1
-    points = pairs.gold["gold_first"][kept], pairs.gold["gold_second"][kept]
-    return learned, measured, list(zip(answers, points, strict=True)) if known else []
+    return learned, measured
 
 
 def _collected(work: _Inputs, spec: PartConfig, name: str, part: Collection) -> Pairs:
