@@ -55,8 +55,8 @@ def published_hours() -> float:
 
 
 def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
-    """Write the findings of papers and all claims of the studies that are published below `root`, as Markdown, with a
-    figure of the former; return the page. With `pages`, links from folders to the full pages of their studies, it is
+    """Write the findings of papers, with a figure, and the studies that are published below `root`, as Markdown; return
+    the page. With `pages`, links from folders to the full pages of their studies, it is
     also written as HTML, which is returned, with its table for programs."""
     tables = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
     rows = pd.concat(tables).astype(object)
@@ -71,7 +71,8 @@ def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
     shown: dict[str, Any] = {
         "table": table,
         "figure": figure,
-        "rows": every,
+        "studies": list(_studies(rows, root)),
+        "claims": len(rows),
         "missing": [name for name in study_names() if name not in set(rows["study"])],
         "counts": pd.Series([one["verdict"] for one in tested], dtype=object).value_counts().to_dict(),
         "papers": findings(),
@@ -99,6 +100,14 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             again |= {"again_verdict": _verdict(same, theirs)} if same else {}
             verdict = verdict if why else _verdict(found, theirs)
             yield {**found, **theirs, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
+
+
+def _studies(rows: pd.DataFrame, root: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row per published study: its folder, profile and question, and how often each verdict was given."""
+    for folder, own in rows.groupby("folder"):
+        file = root / str(folder) / f"published_{folder}.yaml"
+        verdicts = own["verdict"].value_counts().reindex([*VERDICTS]).dropna().astype(int).to_dict()
+        yield {**own.iloc[0], "question": yaml.safe_load(file.read_text("utf-8"))["question"], "verdicts": verdicts}
 
 
 def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

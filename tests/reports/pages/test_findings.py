@@ -77,6 +77,8 @@ def test_the_interval_decides_where_the_paper_predicts_something_else(
     pd.DataFrame([found]).to_csv(tmp_path / "own" / CLAIMS, sep="\t", index=False)
     (tmp_path / "own-confirm").mkdir()
     pd.DataFrame([other]).to_csv(tmp_path / "own-confirm" / CLAIMS, sep="\t", index=False)
+    for folder in ("own", "own-confirm"):
+        (tmp_path / folder / f"published_{folder}.yaml").write_text("question: Is it <so>?")
     one = {"finding": "It is so", "source": "a paper", "setting": "theirs", "differs": "all", "reviews": "own/one"}
     one |= {"chains": "NOT COMPARABLE: no reason"} | ({"theirs": theirs} if theirs else {})
     monkeypatch.setattr(page, "findings", lambda: [one])
@@ -87,6 +89,7 @@ def test_the_interval_decides_where_the_paper_predicts_something_else(
     assert f"{verdict}" in html
     assert f"{int(verdict == 'UNDECIDED')} of 1 verdicts are the same" in " ".join(html.split())
     assert 'href="there/index.html"' in html
+    assert f"Is it &lt;so&gt;?</td><td>{ours}: 1</td>" in html
     assert (tmp_path / "findings.png").exists() == (middle is not None)
 
 
