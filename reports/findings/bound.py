@@ -99,9 +99,12 @@ def best_win_rate(most: float, points: int = 300) -> tuple[Array, Array]:
 
 
 def reference_scores(records: StudyRecords) -> tuple[Array, NDArray[np.intp]] | None:
-    """Return the judge's scores of the references' answers to the held-out prompts, judge points, and the prompt of
-    each, (N,); None where their tables are no longer in the store."""
-    found = (_draws(records, str(entry["path"])) for entry in records.upstream if entry["stage"] == "reference")
+    """Return the judge's scores of the references' answers to the held-out prompts of the baseline's task, judge
+    points, and the prompt of each, (N,); None where their tables are no longer in the store."""
+    others = [one.stages for (arm, _), one in records.records.items() if arm in records.other_tasks]
+    left = {stages["reference"].path for stages in others if "reference" in stages}
+    paths = [str(entry["path"]) for entry in records.upstream if entry["stage"] == "reference"]
+    found = (_draws(records, path) for path in paths if path not in left)
     tables = {table["gold"].to_numpy().tobytes(): table for table in found if table is not None}
     if not tables:
         return None

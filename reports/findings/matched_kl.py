@@ -143,9 +143,9 @@ def metrics(records: StudyRecords) -> list[str]:
 
 
 def matched(records: StudyRecords) -> tuple[MatchedKL, ...]:
-    """Every evaluated arm of another method, by metric; empty where the study has no other method."""
+    """Every evaluated arm of another method on the same task, by metric; empty where the study has no other method."""
     method, own = base_method(records)
-    others = [arm for arm in records.arms if arm not in own and records.evaluated(arm)]
+    others = [arm for arm in records.arms if arm not in (*own, *records.other_tasks) and records.evaluated(arm)]
     if not others:
         return ()
     arms, collapsed = _arms(records)

@@ -54,10 +54,12 @@ class Recommendation:
 
 
 def recommend(records: StudyRecords, arms: tuple[ArmResult, ...], maximize: bool) -> Recommendation | None:
-    """The best arm of a study; None where fewer than two arms were evaluated on the objective, or none may be used."""
+    """The best arm on the baseline's task; None where fewer than two arms of it were evaluated on the objective, or
+    none may be used."""
     study, metric = records.study, records.study.objective.metric
     bounds = study.constraints or (study.search.constraints if study.search else ())
-    evaluated = [arm for arm in arms if metric in arm.estimates and arm.per_seed.get(metric)]
+    alike = [arm for arm in arms if arm.arm not in records.other_tasks]
+    evaluated = [arm for arm in alike if metric in arm.estimates and arm.per_seed.get(metric)]
     kept = [arm for arm in evaluated if all(_keeps(arm, bound) for bound in bounds)]
     if len(evaluated) < 2 or not kept:
         return None

@@ -46,6 +46,11 @@ MISSING = "missing"
 STALE = "stale"
 STAGES = ("prompts", "judge", "sft", "reward", "reference", "values", "train", "evaluate")
 STATUSES = ("complete", "budget", "diverged", "pruned", "failed", STALE, MISSING)
+TASK = (
+    "data.source", "data.builtin.clauses", "data.chains.group", "data.chains.lengths", "data.local.", "data.hub.",
+    "data.prompt_", "judge.kind",
+)  # fmt: skip
+"""Settings, or how they begin, of what kind the held-out prompts are, and of their judge."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,13 @@ class StudyRecords:
         )
         own = dict(flatten(self.configs[BASELINE].model_dump(mode="json")))
         return {label: own[key] for key, label in labels.items() if key in own}
+
+    @cached_property
+    def other_tasks(self) -> tuple[str, ...]:
+        """Arms with other kinds of prompts, or another judge, than the baseline: their scores are of another task."""
+        arms = self.study.arm_overrides()
+        tasks = {arm: {key: v for key, v in flatten(own) if key.startswith(TASK)} for arm, own in arms.items()}
+        return tuple(arm for arm, task in tasks.items() if task != tasks[self.study.baseline])
 
     @cached_property
     def configs(self) -> dict[str, TrialConfig]:

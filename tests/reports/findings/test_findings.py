@@ -282,3 +282,9 @@ def test_scores_of_several_references_are_pooled(records: StudyRecords, monkeypa
     found = reference_scores(replace(records, upstream=stages))
     assert found[0].tolist() == [0.0, 2.0, 10.0, 14.0]
     assert found[1].tolist() == [0, 1, 0, 2], "answers to one prompt are one piece of evidence"
+    (arm, seed), one = next(iter(records.records.items()))
+    reference = one.stages["reference"].model_copy(update={"path": "b"})
+    elsewhere = one.model_copy(update={"stages": {"reference": reference}})
+    other = replace(records, upstream=stages, records={(arm, seed): elsewhere})
+    vars(other)["other_tasks"] = (arm,)
+    assert reference_scores(other)[0].tolist() == [0.0, 2.0], "arms on another task have references of their own"

@@ -62,6 +62,17 @@ def test_without_anything_to_compare(tmp_path: Path, shape: dict[str, Any], word
     assert lacking(answered(tmp_path, seeds=(0, 1), **shape).sentence, *words) == []
 
 
+def test_an_arm_on_another_task_is_not_compared(tmp_path: Path) -> None:
+    arms = {"base": 0.05, "more": 0.2, "longer": {"data.builtin.clauses": [6, 8], "kl.beta": 0.2}}
+    built = build(tmp_path, arms=arms, baseline="base", diverged=(), budget=(), missing=())
+    said, found = answer(built.records, built.findings), built.findings
+    assert [effect.arm for effect in found.effects_on(WIN) if effect.estimate] == ["more"]
+    assert "longer is not compared with it" in said.sentence
+    assert "of the 2 arms" in said.use
+    assert [one.arm for one in found.matched] == []
+    assert built.findings.arm("longer").estimates[WIN].seeds == 3
+
+
 def test_a_diverged_trial_counts_only_if_its_policy_was_evaluated(records: StudyRecords, findings: Findings) -> None:
     def caveats(evaluated: bool, worst: float | None = None) -> str:
         fell = records.trials["status"] == "diverged"
