@@ -1,11 +1,11 @@
 """Stage 3: the training reward (proxy): its parts, learned or ready, each calibrated, weighed, and calibrated again.
 
-Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold; and ``reward/<part>`` of a composite: the
-samples that set the scales), ``summary.json`` and, of every learned part, the
-model, ``pairs.parquet`` (prompt, first, second, gold_first, gold_second, first_wins, heldout; and ending_first,
-ending_second of a cyclic judge; each comparison of a ranking is a pair) and ``pair_responses.parquet`` (the training
-pairs as tokens): beside them, or in ``parts/<name>/`` of a composite. With `reward.against`, also
-``opponents.parquet`` (`pipeline.rewards.scorers`), and what they took in ``log/opponents.json``.
+Writes ``reference_samples.parquet`` (prompt, completion, proxy, gold; and ``reward/<part>`` of a composite: the samples
+that set the scales), ``summary.json`` and, of every learned part, the model, ``pairs.parquet`` (prompt, first, second,
+gold_first, gold_second, first_wins, heldout; and ending_first, ending_second of a cyclic judge; each comparison of a
+ranking is a pair) and ``pair_responses.parquet`` (the training pairs as tokens): beside them, or in ``parts/<name>/``
+of a composite. With `reward.against`, also ``opponents.parquet`` (`pipeline.rewards.scorers`), and what they took in
+``log/opponents.json``.
 
 In a later round (``reward.learned.rounds``) the pairs are samples of the policy trained so far, the model starts anew
 from the reference, and all scales are set on the same reference samples again, so that beta keeps its meaning.

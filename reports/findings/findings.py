@@ -191,8 +191,8 @@ def _estimate(records: StudyRecords, arm: str, metric: str) -> Estimate | None:
 
 def _pairs(records: StudyRecords, metric: str) -> list[tuple[str, Shared | None]]:
     base = records.study.baseline
-    alike = {arm: arm not in records.other_tasks for arm in records.arms if arm != base}
-    return [(arm, shared(records, metric, [arm, base]) if same else None) for arm, same in alike.items()]
+    arms = [arm for arm in records.arms if arm not in (base, *records.other_tasks)]
+    return [(arm, shared(records, metric, [arm, base])) for arm in arms]
 
 
 def _effects(records: StudyRecords, metric: str) -> list[Effect]:

@@ -6,7 +6,8 @@ folders, which `ablate publish` writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,8 @@ def published_hours() -> float:
 
 def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
     """Write the findings of papers, with a figure, and the studies that are published below `root`, as Markdown; return
-    the page. With `pages`, links from folders to the full pages of their studies, it is
-    also written as HTML, which is returned, with its table for programs."""
+    the page. With `pages`, links from folders to the full pages of their studies, it is also written as HTML, which is
+    returned, with its table for programs."""
     tables = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
     rows = pd.concat(tables).astype(object)
     rows = rows.where(rows.notna(), None)
@@ -74,7 +75,7 @@ def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
         "studies": list(_studies(rows, root)),
         "claims": len(rows),
         "missing": [name for name in study_names() if name not in set(rows["study"])],
-        "counts": pd.Series([one["verdict"] for one in tested], dtype=object).value_counts().to_dict(),
+        "verdicts": _counted(one["verdict"] for one in tested),
         "papers": findings(),
         "pages": pages or {},
     }
@@ -105,9 +106,14 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 def _studies(rows: pd.DataFrame, root: Path) -> Iterator[dict[str, Any]]:
     """Yield a row per published study: its folder, profile and question, and how often each verdict was given."""
     for folder, own in rows.groupby("folder"):
-        file = root / str(folder) / f"published_{folder}.yaml"
-        verdicts = own["verdict"].value_counts().reindex([*VERDICTS]).dropna().astype(int).to_dict()
-        yield {**own.iloc[0], "question": yaml.safe_load(file.read_text("utf-8"))["question"], "verdicts": verdicts}
+        study = yaml.safe_load((root / str(folder) / f"published_{folder}.yaml").read_text("utf-8"))
+        shown = {"folder": folder, "profile": own["profile"].iloc[0], "question": study["question"]}
+        yield {**shown, "verdicts": _counted(own["verdict"])}
+
+
+def _counted(verdicts: Iterable[str]) -> str:
+    """``SUPPORTED: 3, UNDECIDED: 1``, the most frequent first."""
+    return ", ".join(f"{verdict}: {n}" for verdict, n in Counter(verdicts).most_common())
 
 
 def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

@@ -118,7 +118,7 @@ def _sentence(records: StudyRecords, findings: Findings) -> str:
         groups={outcome: members for outcome, members in groups.items() if members},
         untested=[one for one in compared if one["outcome"] not in outcomes],
         apart=[findings.arm(effect.arm) for effect in effects if effect.estimate is None],
-        other_tasks=records.other_tasks,
+        elsewhere=records.other_tasks,
         tried=len(search.trials) if search else None,
         confirmed={arm: tried.get(number, {}) for arm, number in search.confirmed.items()} if search else {},
     )
