@@ -84,10 +84,10 @@ sync: $(VENV)/.stamp  ## send STUDY's missing records to MLflow
 
 test: $(VENV)/.stamp-dev  ## style, types, layers, and all tests not marked slow
 	@$(MAKE) --no-print-directory lint
-	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m "not slow"
+	$(BIN)/pytest -n $(or $(JOBS),logical --maxprocesses 4) --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.stamp-dev  ## the tests marked slow: whole trials that are killed, searched, measured, or run by two processes
-	$(BIN)/pytest -n $(or $(JOBS),2) --dist worksteal -m slow
+	$(BIN)/pytest -n $(or $(JOBS),logical --maxprocesses 4) --dist worksteal -m slow
 
 lint: $(VENV)/.stamp-dev  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

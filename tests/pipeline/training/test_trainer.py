@@ -91,8 +91,8 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         "algorithm__whiten_advantages": False, "algorithm__target_kl": 1e-4,
         "critic__target": "replay", "critic__warmup_steps": 4, "critic__head_lr": 1e-1, "critic__cliprange": 0.01,
         "critic__vf_coef": 1.0, "critic__kind": "separate", "entropy__coef": 0.5,
-        "train__overlong_share": 0.5, "train__responses_per_prompt": 2, "train__seed": 1, "train__steps": 28,
-        "train__batch_size": 4, "train__num_mini_batches": 4, "train__num_epochs": 3, "train__response_length": 7,
+        "train__overlong_share": 0.5, "train__responses_per_prompt": 2, "train__seed": 1, "train__steps": 16,
+        "train__batch_size": 4, "train__num_epochs": 3, "train__response_length": 7,
         "train__temperature": 0.8, "train__missing_eos": "none", "train__missing_eos_penalty": 3.0,
         "train__stop": (RULE,),
         "optimiser__lr": 5e-3, "optimiser__lr_schedule": "constant", "optimiser__adam_eps": 1e-3,
@@ -100,6 +100,7 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
         "kl__beta": 1.0, "kl__place": "loss", "kl__group": "clause",
         "kl__control": "adaptive", "kl__hinge": 1e-4, "adapter__kind": "lora",
     }),
+    ({"train__steps": 16}, {"train__num_mini_batches": 4}),
     ({"reward__kind": "composite", "reward__parts": FLOOR["reward__parts"]}, {"floor__part": "odd"}),
     (FLOOR, {"floor__at": -0.4, "floor__weight": 2.0}),
     (RLOO, {"algorithm__advantage": "group_norm"}),
@@ -133,6 +134,8 @@ PERTURBED: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (LORA_CRITIC, {"adapter__rank": 2, "adapter__alpha": 4.0, "critic__quantize": "8bit"}),
 ]  # fmt: skip
 """Settings, and one knob at a time that is changed beside them."""
+SHORT = {"train__steps": 12}
+"""Three updates: no knob acts later."""
 CHANGES = [(settings, knob, value) for settings, knobs in PERTURBED for knob, value in knobs.items()]
 ELSEWHERE = {"critic__pretraining_steps", "algorithm__name"}
 """A knob of another stage (`tests/pipeline/stages/test_values.py`); and a preset's name."""
@@ -171,6 +174,7 @@ def test_every_declared_knob_is_covered_below() -> None:
 def test_every_knob_changes_the_trajectory(
     settings: dict[str, Any], knob: str, value: Any, tmp_path: Path, trajectories: Any
 ) -> None:
+    settings = {**SHORT, **settings}
     _, rows, state = run(tmp_path, **{**settings, knob: value})
     _, base_rows, base_state = trajectories(**settings)
     assert rows != base_rows
@@ -196,8 +200,8 @@ def test_every_knob_changes_the_trajectory(
 def test_memory_settings_and_the_static_sampler_change_nothing(
     tmp_path: Path, runtime: dict[str, Any], settings: dict[str, Any], trajectories: Any
 ) -> None:
-    outcome, rows, state = run(tmp_path, **runtime, **settings)
-    base, base_rows, base_state = trajectories(**settings)
+    outcome, rows, state = run(tmp_path, **runtime, **SHORT, **settings)
+    base, base_rows, base_state = trajectories(**SHORT, **settings)
     assert (outcome.status, outcome.tokens) == (base.status, base.tokens)
     for step, row in base_rows.items():
         assert rows[step] == pytest.approx(row, rel=2e-3, abs=2e-4), step

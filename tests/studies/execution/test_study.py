@@ -203,7 +203,7 @@ def test_a_child_far_beyond_its_cap_is_killed_and_its_log_shows_where_it_stood(
 ) -> None:
     fake_trial.control(layout, hang=["0.01/0"])
     hanging = "weak seed 0"
-    monkeypatch.setattr(hand, "_longest", lambda task: 10.0 if task.label == hanging else 1e3)
+    monkeypatch.setattr(hand, "_longest", lambda task: 4.0 if task.label == hanging else 1e3)
     result, text = go(write_study(), layout, "processes")
     assert {record.status for record in result.records if (record.arm, record.seed) == ("weak", 0)} == {"failed"}
     assert "weak seed 0: killed by SIGABRT" in text
