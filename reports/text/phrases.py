@@ -13,8 +13,11 @@ from studies.definition.fields import WORDS
 
 
 def at_equal_drift(rows: Sequence[MatchedKL]) -> str:
-    """The findings on the first metric, and the arms that were not compared; empty without another method."""
+    """The findings on the first metric, and the arms that were not compared; empty where the study has no arms to
+    interpolate between."""
     mine = [row for row in rows if row.metric == rows[0].metric]
+    if all(row.reason == "few arms" and not row.collapsed for row in mine):
+        return ""
     compared = [row for row in mine if not row.reason]
     apart = [row for row in compared if row.outcome in ("better", "worse") and row.difference]
     # Of a metric that is minimised, better is below.

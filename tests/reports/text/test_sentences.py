@@ -191,6 +191,9 @@ def test_equal_drift_names_difference_kl_neighbours_and_seeds() -> None:
     why = say("drift", "not_compared", far)
     assert lacking(why, "3 of 5 seeds", "factor of 2") == []
     assert f"far ({why})" in at_equal_drift([ROW, far])
+    alone = replace(far, reason="few arms", left={})
+    assert at_equal_drift([alone]) == "", "a study without arms to interpolate between compares none"
+    assert "collapsed: beta_0.01" in at_equal_drift([replace(alone, collapsed=("beta_0.01",))])
 
 
 def of_three(value: float, low: float | None, high: float | None) -> Estimate:
