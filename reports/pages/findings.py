@@ -7,8 +7,10 @@ folders, which `ablate publish` writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,32 +60,33 @@ def published_hours() -> float:
 def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
     """Write the findings of papers, with a figure, and the studies that are published below `root`, as Markdown; return
     the page. With `pages`, links from folders to the full pages of their studies, it is also written as HTML, which is
-    returned, with its table for programs."""
+    returned, with its tables for programs."""
     tables = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
     rows = pd.concat(tables).astype(object)
     rows = rows.where(rows.notna(), None)
     every: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
     tested = list(_tested(every))
-    table = _table(tested)
     with house_style():
         figure = papers(tested)
         if figure:
             figure.figure.savefig(root / "findings.png", dpi=PNG_DPI, metadata={"Software": None})
-    shown: dict[str, Any] = {
-        "table": table,
-        "figure": figure,
-        "studies": list(_studies(rows, root)),
-        "claims": len(rows),
-        "missing": [name for name in study_names() if name not in set(rows["study"])],
-        "verdicts": _counted(one["verdict"] for one in tested),
-        "papers": findings(),
-        "pages": pages or {},
-    }
-    write_text(root / "README.md", rendered("findings.md.j2", shown))
+    links = {folder: f"{folder}/README.md" for folder in rows["folder"]}
+
+    def shown(links: Mapping[str, str]) -> dict[str, Any]:
+        made = (_findings(tested, links), _studies(every, root, links), _differences())
+        return {
+            "tables": {table.name: table for table in made},
+            "figure": figure,
+            "missing": [name for name in study_names() if name not in set(rows["study"])],
+            "verdicts": _counted(one["verdict"] for one in tested),
+        }
+
+    write_text(root / "README.md", rendered("findings.md.j2", shown(links)))
     if pages is None:
         return root / "README.md"
-    write([table], root / "tables")
-    write_text(root / "index.html", rendered("findings.html.j2", shown))
+    values = shown({**links, **pages})
+    write(list(values["tables"].values()), root / "tables")
+    write_text(root / "index.html", rendered("findings.html.j2", values))
     return root / "index.html"
 
 
@@ -101,14 +104,6 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             again |= {"again_verdict": _verdict(same, theirs)} if same else {}
             verdict = verdict if why else _verdict(found, theirs)
             yield {**found, **theirs, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
-
-
-def _studies(rows: pd.DataFrame, root: Path) -> Iterator[dict[str, Any]]:
-    """Yield a row per published study: its folder, profile and question, and how often each verdict was given."""
-    for folder, own in rows.groupby("folder"):
-        study = yaml.safe_load((root / str(folder) / f"published_{folder}.yaml").read_text("utf-8"))
-        shown = {"folder": folder, "profile": own["profile"].iloc[0], "question": study["question"]}
-        yield {**shown, "verdicts": _counted(own["verdict"])}
 
 
 def _counted(verdicts: Iterable[str]) -> str:
@@ -129,29 +124,51 @@ def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return "REPRODUCED" if least <= low and high <= most else "REFUTED" if high < least or most < low else "UNDECIDED"
 
 
-def _claim(row: Mapping[str, Any]) -> TableCell:
-    if not row.get("claim"):
-        return DASH
-    return TableCell(row["claim"], row["folder"] + "; the verdict is on the paper's prediction" * ("theirs" in row))
-
-
 def _again(row: Mapping[str, Any]) -> TableCell:
     return toned(row["again_verdict"], row["again_effect"]) if "again_verdict" in row else DASH
 
 
-def _table(tested: list[dict[str, Any]]) -> Table:
+def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
     """Show a row per finding and testbed."""
+
+    def claim(row: Mapping[str, Any]) -> TableCell:
+        theirs = "the verdict is on the paper's prediction" * ("theirs" in row)
+        return TableCell(row["claim"], theirs, link=links[row["folder"]]) if "claim" in row else DASH
+
+    def study(row: Mapping[str, Any]) -> TableCell:
+        return TableCell(row["folder"], number(row["hours"]) if row["hours"] else "") if "folder" in row else DASH
+
     shape = (
         (words("finding of a paper"), lambda row: TableCell(row["finding"], row["source"])),
         (words("testbed"), lambda row: row["testbed"]),
         (words("verdict"), lambda row: toned(row["verdict"], row["why"])),
-        (words("our claim"), _claim),
+        (words("our claim"), claim),
         (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
         (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),
         (words("on other seeds"), _again),
-        (Head("cost", "hours of the study"), lambda row: number(row["hours"]) if row.get("hours") else DASH),
+        (words("study", "hours of its trials"), study),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
     repeated = [row["again_verdict"] == row["verdict"] for row in tested if "again_verdict" in row]
     kept = f"{sum(repeated)} of {len(repeated)}"
     return declared("findings", "Findings of papers", tested, shape, data, kept=kept)
+
+
+def _differences() -> Table:
+    """Show what each paper did, and what our test does otherwise."""
+    heads = {"finding": "finding", "setting": "in the paper", "differs": "here"}
+    shape = ((words(head), itemgetter(key)) for key, head in heads.items())
+    return declared("differences", "What differs", findings(), shape, pd.DataFrame(findings())[["source", *heads]])
+
+
+def _studies(every: Sequence[Mapping[str, Any]], root: Path, links: Mapping[str, str]) -> Table:
+    """Show a row per published study: its question, and how often each verdict was given."""
+    heads, data = ("study", "profile", "question", "verdicts on its claims"), []
+    for folder, own in groupby(every, itemgetter("folder")):
+        claims, file = list(own), root / folder / f"published_{folder}.yaml"
+        question = yaml.safe_load(file.read_text("utf-8"))["question"]
+        data.append((folder, claims[0]["profile"], question, _counted(one["verdict"] for one in claims)))
+    cells: list[Callable[[Any], TableCell | str]] = [itemgetter(at) for at in range(len(heads))]
+    cells[0] = lambda row: TableCell(row[0], link=links[row[0]])
+    shape = zip(map(words, heads), cells, strict=True)
+    return declared("studies", "Studies", data, shape, pd.DataFrame(data, columns=heads), claims=len(every))

@@ -35,6 +35,8 @@ class TableCell:
     detail: str = ""
     tone: str = ""
     """`good`, `bad` or none: a hint that never carries meaning alone."""
+    link: str = ""
+    """Page to which the main text leads, relative to that of the table."""
 
     @property
     def inline(self) -> str:
@@ -137,8 +139,12 @@ def write(tables: list[Table], folder: Path) -> None:
 def markdown(table: Table) -> str:
     """Return a Markdown table; details stand behind the main text."""
     rules = ["---:" if head.numeric else "---" for head in table.heads]
-    lines = [[_md(head.title) for head in table.heads], rules, *_escaped(table, _md)]
+    lines = [[_md(head.title) for head in table.heads], rules, *_escaped(table, _md, _linked)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _linked(text: str, link: str) -> str:
+    return f"[{text}]({link})" if link else text
 
 
 def plain(table: Table) -> str:
@@ -159,8 +165,12 @@ def latex(table: Table) -> str:
     return f"% {_tex(table.title)}. {_tex(table.note)}\n{frame.to_latex(index=False, column_format=kinds)}"
 
 
-def _escaped(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
-    return [[f"{escape(cell.text)} {escape(cell.inline)}".strip() for cell in row] for row in table.rows]
+def _escaped(
+    table: Table, escape: Callable[[str], str], linked: Callable[[str, str], str] = lambda text, _: text
+) -> list[list[str]]:
+    return [
+        [f"{linked(escape(cell.text), cell.link)} {escape(cell.inline)}".strip() for cell in row] for row in table.rows
+    ]
 
 
 def _md(text: str) -> str:
