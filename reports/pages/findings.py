@@ -136,7 +136,7 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         return TableCell(row["claim"], theirs, link=links[row["folder"]]) if "claim" in row else DASH
 
     def study(row: Mapping[str, Any]) -> TableCell:
-        return TableCell(row["folder"], number(row["hours"]) if row["hours"] else "") if "folder" in row else DASH
+        return TableCell(row["folder"], number(60 * row["hours"]) if row["hours"] else "") if "folder" in row else DASH
 
     shape = (
         (words("finding of a paper"), lambda row: TableCell(row["finding"], row["source"])),
@@ -146,7 +146,7 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
         (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),
         (words("on other seeds"), _again),
-        (words("study", "hours of its trials"), study),
+        (words("study", "minutes of its trials"), study),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
     repeated = [row["again_verdict"] == row["verdict"] for row in tested if "again_verdict" in row]
