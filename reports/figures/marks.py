@@ -19,14 +19,22 @@ EITHER_END = 4
 
 
 def point(
-    axes: Axes, x: Estimate | float, y: Estimate | float, style: ArmStyle, seeds: Iterable[tuple[float, float]] = ()
+    axes: Axes,
+    x: Estimate | float,
+    y: Estimate | float,
+    style: ArmStyle,
+    seeds: Iterable[tuple[float, float]] = (),
+    *,
+    hollow: bool = False,
 ) -> None:
-    """Draw an estimate over another one, or over a plain number, with its intervals, and its seeds as hollow marks."""
+    """Draw an estimate over another one, or over a plain number, with its intervals, and its seeds as hollow marks; a
+    `hollow` one is smaller."""
     xs, ys = zip(*seeds, strict=True) if (seeds := list(seeds)) else ((), ())
     axes.plot(xs, ys, linestyle="", marker=style.marker, ms=2.8, mfc="none", mec=style.color, mew=0.8, zorder=3)
     axes.errorbar(
-        [_value(x)], [_value(y)], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color, ms=6,
-        mec="white", mew=0.7, elinewidth=1.5, zorder=4,
+        [_value(x)], [_value(y)], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color,
+        ms=3.5 if hollow else 6, mfc="white" if hollow else style.color, mec=style.color if hollow else "white",
+        mew=0.7, elinewidth=0.8 if hollow else 1.5, zorder=4,
     )  # fmt: skip
 
 

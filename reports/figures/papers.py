@@ -24,8 +24,9 @@ TESTBEDS = {
 """How each testbed is drawn; in `papers.yaml` they are keys of a finding."""
 _COLUMNS = [
     "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "estimate", "estimate_low", "estimate_high",
-    "verdict", "again_estimate",
+    "verdict", "again_estimate", "again_estimate_low", "again_estimate_high",
 ]  # fmt: skip
+_ENDS = ("estimate", "estimate_low", "estimate_high")
 
 
 def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
@@ -40,14 +41,16 @@ def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
     figure = new_figure(DOUBLE, 0.4 + 0.34 * sum(sizes))
     grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": sizes})
     for axes, ((key, matched), rows) in zip(grid.flat, panels.items(), strict=True):
-        ends = [row[end] for row in rows for end in ("estimate_low", "estimate_high", "estimate")]
+        ends = [row[run + end] for row in rows for run in ("", "again_") for end in _ENDS]
         reach = 1.15 * max(abs(end) for end in [*ends, *(row["margin"] for row in rows)] if end == end)
         for at, row in enumerate(rows):
             band = (min(max(end, -reach), reach) for end in predicted(row["expect"], row["margin"]))
             axes.fill_betweenx([at - 0.4, at + 0.4], *band, color=GRID, lw=0, zorder=0)
-            low, high = (None if end != end else end for end in (row["estimate_low"], row["estimate_high"]))
-            again = [(row["again_estimate"], at + 0.24)]
-            point(axes, Estimate(row["estimate"], low, high, 0, 0, "none"), at, TESTBEDS[row["testbed"]], again)
+            for run, below in (("", 0.0), ("again_", 0.24)):
+                value, low, high = (None if row[run + end] != row[run + end] else row[run + end] for end in _ENDS)
+                if value is not None:
+                    effect = Estimate(value, low, high, 0, 0, "none")
+                    point(axes, effect, at + below, TESTBEDS[row["testbed"]], hollow=bool(run))
             side(axes, at, row["verdict"])
         axes.axvline(0, color=INK, lw=0.8, zorder=1)
         axes.set_xlim(-reach, reach)

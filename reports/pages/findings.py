@@ -34,6 +34,8 @@ VERDICTS = {
 """Verdict on a finding, by that on the claim of ours which states it."""
 AGAIN = "-confirm"
 """Ending of the folder with the same study on other seeds."""
+_AGAIN = ("effect", "estimate", "estimate_low", "estimate_high")
+"""What is shown of these."""
 
 
 @cache
@@ -100,7 +102,7 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             verdict, _, why = one[bed].partition(": ")
             folder, _, claim = one[bed].partition("/")
             found, same = claims.get(one[bed], {}), claims.get(f"{folder}{AGAIN}/{claim}")
-            again = {f"again_{key}": same[key] for key in ("effect", "estimate")} if same else {}
+            again = {f"again_{key}": same[key] for key in _AGAIN} if same else {}
             again |= {"again_verdict": _verdict(same, theirs)} if same else {}
             verdict = verdict if why else _verdict(found, theirs)
             yield {**found, **theirs, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
