@@ -31,10 +31,11 @@ def point(
     `hollow` one is smaller."""
     xs, ys = zip(*seeds, strict=True) if (seeds := list(seeds)) else ((), ())
     axes.plot(xs, ys, linestyle="", marker=style.marker, ms=2.8, mfc="none", mec=style.color, mew=0.8, zorder=3)
+    inside, edge = ("white", style.color) if hollow else (style.color, "white")
+    size, width = (3.5, 0.8) if hollow else (6, 1.5)
     axes.errorbar(
-        [_value(x)], [_value(y)], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color,
-        ms=3.5 if hollow else 6, mfc="white" if hollow else style.color, mec=style.color if hollow else "white",
-        mew=0.7, elinewidth=0.8 if hollow else 1.5, zorder=4,
+        [_value(x)], [_value(y)], xerr=whiskers(x), yerr=whiskers(y), fmt=style.marker, color=style.color, ms=size,
+        mfc=inside, mec=edge, mew=0.7, elinewidth=width, zorder=4,
     )  # fmt: skip
 
 

@@ -22,32 +22,34 @@ TESTBEDS = {
     "reviews": ArmStyle(INK, "-", "o"), "long reviews": ArmStyle(ORANGE, "-", "D"), "chains": ArmStyle(BLUE, "-", "s"),
 }  # fmt: skip
 """How each testbed is drawn; in `papers.yaml` they are keys of a finding."""
+ENDS = ("estimate", "estimate_low", "estimate_high")
+"""An effect and its interval, as columns; those of the run on other seeds begin with `again_`."""
 _COLUMNS = [
-    "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "estimate", "estimate_low", "estimate_high",
-    "verdict", "again_estimate", "again_estimate_low", "again_estimate_high",
+    "finding", "testbed", "metric", "at_equal_kl", "expect", "margin", "verdict", *ENDS,
+    *(f"again_{end}" for end in ENDS),
 ]  # fmt: skip
-_ENDS = ("estimate", "estimate_low", "estimate_high")
 
 
 def papers(tested: Sequence[Mapping[str, Any]]) -> Plot | None:
     """Draw a row per finding and testbed with an estimate, in a panel for each metric; the band is what the paper
     predicts: a half-line, or the margin within which arms count as equal. None where nothing was estimated."""
-    data = pd.DataFrame(tested, columns=_COLUMNS).dropna(subset="estimate")
+    data = pd.DataFrame(tested, columns=_COLUMNS).dropna(subset="estimate").astype(object)
     if data.empty:
         return None
+    data = data.where(data.notna(), None)
     keys = [(str(row["metric"]), row["at_equal_kl"] in (True,)) for row in data.to_dict("records")]
     panels = {key: own.to_dict("records") for key, own in data.groupby(pd.Series(keys, data.index), sort=False)}
     sizes = [len(own) + 0.9 for own in panels.values()]
     figure = new_figure(DOUBLE, 0.4 + 0.34 * sum(sizes))
     grid = figure.subplots(len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": sizes})
     for axes, ((key, matched), rows) in zip(grid.flat, panels.items(), strict=True):
-        ends = [row[run + end] for row in rows for run in ("", "again_") for end in _ENDS]
-        reach = 1.15 * max(abs(end) for end in [*ends, *(row["margin"] for row in rows)] if end == end)
+        ends = [row[run + end] for row in rows for run in ("", "again_") for end in ENDS]
+        reach = 1.15 * max(abs(end) for end in [*ends, *(row["margin"] for row in rows)] if end is not None)
         for at, row in enumerate(rows):
             band = (min(max(end, -reach), reach) for end in predicted(row["expect"], row["margin"]))
             axes.fill_betweenx([at - 0.4, at + 0.4], *band, color=GRID, lw=0, zorder=0)
             for run, below in (("", 0.0), ("again_", 0.24)):
-                value, low, high = (None if row[run + end] != row[run + end] else row[run + end] for end in _ENDS)
+                value, low, high = (row[run + end] for end in ENDS)
                 if value is not None:
                     effect = Estimate(value, low, high, 0, 0, "none")
                     point(axes, effect, at + below, TESTBEDS[row["testbed"]], hollow=bool(run))

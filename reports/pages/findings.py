@@ -7,7 +7,7 @@ folders, which `ablate publish` writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from reports.figures.papers import TESTBEDS, papers, predicted
+from reports.figures.papers import ENDS, TESTBEDS, papers, predicted
 from reports.figures.style import PNG_DPI, house_style
 from reports.pages.page import rendered, write_text
 from reports.tables.table import DASH, Head, Table, TableCell, declared, toned, words, write
@@ -34,8 +34,6 @@ VERDICTS = {
 """Verdict on a finding, by that on the claim of ours which states it."""
 AGAIN = "-confirm"
 """Ending of the folder with the same study on other seeds."""
-_AGAIN = ("effect", "estimate", "estimate_low", "estimate_high")
-"""What is shown of these."""
 
 
 @cache
@@ -60,11 +58,11 @@ def published_hours() -> float:
 
 
 def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
-    """Write the findings of papers, with a figure, and the studies that are published below `root`, as Markdown; return
-    the page. With `pages`, links from folders to the full pages of their studies, it is also written as HTML, which is
-    returned, with its tables for programs."""
-    tables = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
-    rows = pd.concat(tables).astype(object)
+    """Write the findings of papers, with a figure, and the studies that are published below `root`, as Markdown; with
+    `pages`, links from folders to the full pages of their studies, as HTML with its tables for programs. Return the
+    page."""
+    files = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
+    rows = pd.concat(files).astype(object)
     rows = rows.where(rows.notna(), None)
     every: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
     tested = list(_tested(every))
@@ -72,24 +70,21 @@ def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
         figure = papers(tested)
         if figure:
             figure.figure.savefig(root / "findings.png", dpi=PNG_DPI, metadata={"Software": None})
-    links = {folder: f"{folder}/README.md" for folder in rows["folder"]}
-
-    def shown(links: Mapping[str, str]) -> dict[str, Any]:
-        made = (_findings(tested, links), _studies(every, root, links), _differences())
-        return {
-            "tables": {table.name: table for table in made},
-            "figure": figure,
-            "missing": [name for name in study_names() if name not in set(rows["study"])],
-            "verdicts": _counted(one["verdict"] for one in tested),
-        }
-
-    write_text(root / "README.md", rendered("findings.md.j2", shown(links)))
+    links = {folder: f"{folder}/README.md" for folder in rows["folder"]} | dict(pages or {})
+    tables = [_findings(tested, links), _studies(every, root, links), _differences()]
+    shown: dict[str, Any] = {
+        "tables": {table.name: table for table in tables},
+        "figure": figure,
+        "missing": [name for name in study_names() if name not in set(rows["study"])],
+        "verdicts": _counted(one["verdict"] for one in tested),
+    }
     if pages is None:
-        return root / "README.md"
-    values = shown({**links, **pages})
-    write(list(values["tables"].values()), root / "tables")
-    write_text(root / "index.html", rendered("findings.html.j2", values))
-    return root / "index.html"
+        page, template = root / "README.md", "findings.md.j2"
+    else:
+        page, template = root / "index.html", "findings.html.j2"
+        write(tables, root / "tables")
+    write_text(page, rendered(template, shown))
+    return page
 
 
 def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -102,7 +97,7 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             verdict, _, why = one[bed].partition(": ")
             folder, _, claim = one[bed].partition("/")
             found, same = claims.get(one[bed], {}), claims.get(f"{folder}{AGAIN}/{claim}")
-            again = {f"again_{key}": same[key] for key in _AGAIN} if same else {}
+            again = {f"again_{key}": same[key] for key in ("effect", *ENDS)} if same else {}
             again |= {"again_verdict": _verdict(same, theirs)} if same else {}
             verdict = verdict if why else _verdict(found, theirs)
             yield {**found, **theirs, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
@@ -165,12 +160,16 @@ def _differences() -> Table:
 
 def _studies(every: Sequence[Mapping[str, Any]], root: Path, links: Mapping[str, str]) -> Table:
     """Show a row per published study: its question, and how often each verdict was given."""
-    heads, data = ("study", "profile", "question", "verdicts on its claims"), []
+    data = list[dict[str, Any]]()
     for folder, own in groupby(every, itemgetter("folder")):
         claims, file = list(own), root / folder / f"published_{folder}.yaml"
         question = yaml.safe_load(file.read_text("utf-8"))["question"]
-        data.append((folder, claims[0]["profile"], question, _counted(one["verdict"] for one in claims)))
-    cells: list[Callable[[Any], TableCell | str]] = [itemgetter(at) for at in range(len(heads))]
-    cells[0] = lambda row: TableCell(row[0], link=links[row[0]])
-    shape = zip(map(words, heads), cells, strict=True)
-    return declared("studies", "Studies", data, shape, pd.DataFrame(data, columns=heads), claims=len(every))
+        verdicts = _counted(one["verdict"] for one in claims)
+        data.append({"study": folder, "profile": claims[0]["profile"], "question": question, "verdicts": verdicts})
+    shape = (
+        (words("study"), lambda row: TableCell(row["study"], link=links[row["study"]])),
+        (words("profile"), lambda row: row["profile"]),
+        (words("question"), lambda row: row["question"]),
+        (words("verdicts on its claims"), lambda row: row["verdicts"]),
+    )
+    return declared("studies", "Studies", data, shape, data, claims=len(every))

@@ -139,18 +139,14 @@ def write(tables: list[Table], folder: Path) -> None:
 def markdown(table: Table) -> str:
     """Return a Markdown table; details stand behind the main text."""
     rules = ["---:" if head.numeric else "---" for head in table.heads]
-    lines = [[_md(head.title) for head in table.heads], rules, *_escaped(table, _md, _linked)]
+    lines = [[_md(head.title) for head in table.heads], rules, *_texts(table, _md, "[{}]({})")]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _linked(text: str, link: str) -> str:
-    return f"[{text}]({link})" if link else text
 
 
 def plain(table: Table) -> str:
     """Return aligned columns for a terminal; details stand behind the main text."""
     lines = [[head.title for head in table.heads]]
-    lines += [[f"{cell.text} {cell.inline}".strip() for cell in row] for row in table.rows]
+    lines += _texts(table)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
@@ -158,19 +154,21 @@ def plain(table: Table) -> str:
 def latex(table: Table) -> str:
     """Return a booktabs table, to be included with ``\\input``."""
     kinds = "".join("r" if head.numeric else "l" for head in table.heads)
-    rows = _escaped(table, _tex)
+    rows = _texts(table, _tex)
     for row in rows:  # after a line break LaTeX takes a bracket or a star for an option of the break
         row[0] = "{}" * row[0].startswith(("[", "*")) + row[0]
     frame = pd.DataFrame(rows, columns=[_tex(head.title) for head in table.heads])
     return f"% {_tex(table.title)}. {_tex(table.note)}\n{frame.to_latex(index=False, column_format=kinds)}"
 
 
-def _escaped(
-    table: Table, escape: Callable[[str], str], linked: Callable[[str, str], str] = lambda text, _: text
-) -> list[list[str]]:
-    return [
-        [f"{linked(escape(cell.text), cell.link)} {escape(cell.inline)}".strip() for cell in row] for row in table.rows
-    ]
+def _texts(table: Table, escape: Callable[[str], str] = str, link: str = "{}") -> list[list[str]]:
+    """Return each cell in one line; `link`: the form of a main text that leads to a page."""
+
+    def text(cell: TableCell) -> str:
+        main = escape(cell.text)
+        return f"{link.format(main, cell.link) if cell.link else main} {escape(cell.inline)}".strip()
+
+    return [[text(cell) for cell in row] for row in table.rows]
 
 
 def _md(text: str) -> str:
