@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -121,16 +122,17 @@ def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return "REPRODUCED" if least <= low and high <= most else "REFUTED" if high < least or most < low else "UNDECIDED"
 
 
-def _again(row: Mapping[str, Any]) -> TableCell:
-    return toned(row["again_verdict"], row["again_effect"]) if "again_verdict" in row else DASH
-
-
 def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
     """Show a row per finding and testbed."""
 
     def claim(row: Mapping[str, Any]) -> TableCell:
         theirs = "the verdict is on the paper's prediction" * ("theirs" in row)
         return TableCell(row["claim"], theirs, link=links[row["folder"]]) if "claim" in row else DASH
+
+    def again(row: Mapping[str, Any]) -> TableCell:
+        if "again_verdict" not in row:
+            return DASH
+        return replace(toned(row["again_verdict"], row["again_effect"]), link=links[row["folder"] + AGAIN])
 
     def study(row: Mapping[str, Any]) -> TableCell:
         return TableCell(row["folder"], number(60 * row["hours"]) if row["hours"] else "") if "folder" in row else DASH
@@ -142,7 +144,7 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         (words("our claim"), claim),
         (Head("effect", "95 % interval"), lambda row: TableCell(row.get("effect") or "–")),
         (Head("n", "seeds × prompts"), lambda row: TableCell(row.get("n") or "–")),
-        (words("on other seeds"), _again),
+        (words("on other seeds"), again),
         (words("study", "minutes of its trials"), study),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")

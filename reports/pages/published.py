@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.claims import claims_table
 from reports.tables.results import arm_table
-from reports.tables.table import Table, columns
+from reports.tables.table import DASH, Head, Table, TableCell, columns, declared, toned, words
 from reports.text.answer import answer, machine
 from studies.definition.schema import Study
 
@@ -90,6 +91,29 @@ def _numbers(one: Judgement) -> dict[str, Any]:
     return {**expected, **columns("estimate", one.deciding.estimate)}
 
 
+def _again(found: pd.DataFrame, first: Path) -> Table:
+    """Show a row per claim: its verdict in the `first` run, a folder that may be absent, beside that on other seeds."""
+    file = first / CLAIMS
+    earlier = pd.read_csv(file, sep="\t", dtype=str, keep_default_na=False) if file.exists() else found.head(0)
+    before = earlier.set_index("name").T.to_dict()
+    rows: list[dict[str, Any]] = found.to_dict("records")  # type: ignore[assignment]
+    rows = [{**row, "first": before.get(row["name"])} for row in rows]
+    repeated = [row["first"]["verdict"] == row["verdict"] for row in rows if row["first"]]
+
+    def verdict(row: Any) -> TableCell:
+        return toned(row["verdict"], row["effect"]) if row else DASH
+
+    shape = (
+        (words("claim"), itemgetter("claim")),
+        (words("first run"), lambda row: verdict(row["first"])),
+        (words("on other seeds"), verdict),
+        (Head("n", "seeds × prompts"), itemgetter("n")),
+        (words("written down"), itemgetter("registered")),
+    )
+    kept = f"{sum(repeated)} of {len(repeated)}"
+    return declared("again", "Verdicts on other seeds", rows, shape, rows, kept=kept, first=first.name)
+
+
 def _write(records: StudyRecords, findings: Findings, name: str, folder: Path) -> None:
     study = records.study
     named = [one.metric for one in study.falsifiers] + [one.metric for one in study.hypotheses]
@@ -116,19 +140,17 @@ def _write(records: StudyRecords, findings: Findings, name: str, folder: Path) -
     claims = claims_table(records, findings)
     found = pd.DataFrame(_found(records, findings, claims))
     found.to_csv(folder / CLAIMS, sep="\t", index=False, lineterminator="\n")
+    environments = sorted({machine(one.environment) for one in records.records.values()})
+    finished = max(one.finished for one in records.records.values())
+    shown = {"records": records, "study": study, "name": name, "environments": environments, "finished": finished}
+    if study.confirms:
+        again = _again(found, folder.with_name(name.removesuffix(AGAIN)))
+        write_text(folder / "README.md", rendered("published.md.j2", shown | {"again": again}))
+        return
     with house_style():
         drawn = frontier(records, findings)
         if drawn is not None:
             drawn.figure.savefig(folder / "frontier.png", dpi=120, metadata={"Software": None})
-    shown = {
-        "records": records,
-        "study": study,
-        "name": name,
-        "answer": answer(records, findings),
-        "figure": drawn,
-        "claims": claims,
-        "arms": arm_table(records, findings, KEYS),
-        "environments": sorted({machine(one.environment) for one in records.records.values()}),
-        "finished": max(one.finished for one in records.records.values()),
-    }
+    arms = arm_table(records, findings, KEYS)
+    shown |= {"again": None, "answer": answer(records, findings), "figure": drawn, "claims": claims, "arms": arms}
     write_text(folder / "README.md", rendered("published.md.j2", shown))
