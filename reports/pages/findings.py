@@ -162,16 +162,22 @@ def _differences() -> Table:
 
 def _studies(every: Sequence[Mapping[str, Any]], root: Path, links: Mapping[str, str]) -> Table:
     """Show a row per published study: its question, and how often each verdict was given."""
+    claims = {folder: list(own) for folder, own in groupby(every, itemgetter("folder"))}
+    verdicts = {folder: _counted(one["verdict"] for one in own) for folder, own in claims.items()}
     data = list[dict[str, Any]]()
-    for folder, own in groupby(every, itemgetter("folder")):
-        claims, file = list(own), root / folder / f"published_{folder}.yaml"
-        question = yaml.safe_load(file.read_text("utf-8"))["question"]
-        verdicts = _counted(one["verdict"] for one in claims)
-        data.append({"study": folder, "profile": claims[0]["profile"], "question": question, "verdicts": verdicts})
+    for folder in (one for one in claims if one.removesuffix(AGAIN) not in claims.keys() - {one}):
+        question = yaml.safe_load((root / folder / f"published_{folder}.yaml").read_text("utf-8"))["question"]
+        own = {"study": folder, "profile": claims[folder][0]["profile"], "question": question}
+        data.append(own | {"verdicts": verdicts[folder], "again": verdicts.get(folder + AGAIN, "")})
+
+    def again(row: Mapping[str, Any]) -> TableCell:
+        return TableCell(row["again"], link=links[row["study"] + AGAIN]) if row["again"] else DASH
+
     shape = (
         (words("study"), lambda row: TableCell(row["study"], link=links[row["study"]])),
         (words("profile"), lambda row: row["profile"]),
         (words("question"), lambda row: row["question"]),
         (words("verdicts on its claims"), lambda row: row["verdicts"]),
+        (words("on other seeds"), again),
     )
-    return declared("studies", "Studies", data, shape, data, claims=len(every))
+    return declared("studies", "Studies", data, shape, data, verdicts=len(every))
