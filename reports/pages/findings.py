@@ -148,9 +148,16 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         (words("study", "minutes of its trials"), study),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
-    repeated = [row["again_verdict"] == row["verdict"] for row in tested if "again_verdict" in row]
-    kept = f"{sum(repeated)} of {len(repeated)}"
-    return declared("findings", "Findings of papers", tested, shape, data, kept=kept)
+    runs = [(row["verdict"], row["again_verdict"]) for row in tested if "again_verdict" in row]
+    decided = [run for run in runs if run[0] != "UNDECIDED"]
+    counts = {
+        "decided": len(decided),
+        "stayed": sum(first == second for first, second in decided),
+        "turned": sum(sorted(run) == ["REFUTED", "REPRODUCED"] for run in decided),
+        "undecided": len(runs) - len(decided),
+        "open": runs.count(("UNDECIDED", "UNDECIDED")),
+    }
+    return declared("findings", "Findings of papers", tested, shape, data, **counts)
 
 
 def _differences() -> Table:
