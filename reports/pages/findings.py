@@ -30,7 +30,7 @@ CLAIMS = "findings.tsv"
 EXAMPLE = Path(__file__).parents[1] / "example"
 VERDICTS = {
     "SUPPORTED": "REPRODUCED", "SURVIVED": "REPRODUCED", "REFUTED": "REFUTED", "FALSIFIED": "REFUTED",
-    "UNDECIDED": "UNDECIDED", "NOT TESTED": "UNDECIDED",
+    "UNDECIDED": "UNDECIDED", "NOT TESTED": "NOT TESTED",
 }  # fmt: skip
 """Verdict on a finding, by that on the claim of ours which states it."""
 AGAIN = "-confirm"
@@ -77,7 +77,7 @@ def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
         "tables": {table.name: table for table in tables},
         "figure": figure,
         "missing": [name for name in study_names() if name not in set(rows["study"])],
-        "verdicts": _counted(one["verdict"] for one in tested),
+        "verdicts": f"{len(tested)} rows: {_counted(one['verdict'] for one in tested)}",
     }
     if pages is None:
         page, template = root / "README.md", "findings.md.j2"
@@ -113,26 +113,57 @@ def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Our own verdict, where our claim states the finding; else what the 95 % interval shows of the paper's."""
     if "verdict" not in found:
         return "NOT RUN"
-    if not theirs:
+    if not theirs or found["verdict"] == "NOT TESTED":
         return VERDICTS[found["verdict"]]
     low, high = found["estimate_low"], found["estimate_high"]
-    if low is None or high is None or found["verdict"] == "NOT TESTED":
+    if low is None or high is None:
         return "UNDECIDED"
     least, most = predicted(**theirs)
     return "REPRODUCED" if least <= low and high <= most else "REFUTED" if high < least or most < low else "UNDECIDED"
+
+
+def repeated(runs: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Count what became of verdicts on other seeds: of those that were decided, and of the others.
+
+    >>> repeated([("SUPPORTED", "UNDECIDED"), ("REFUTED", "REFUTED"), ("NOT TESTED", "SUPPORTED")])
+    {'decided': 2, 'stayed': 1, 'turned': 0, 'others': 1, 'came': 1}
+    """
+    pairs = [tuple(VERDICTS.get(verdict, verdict) for verdict in run) for run in runs]
+    sides = ("REPRODUCED", "REFUTED")
+    decided = [pair for pair in pairs if pair[0] in sides]
+    return {
+        "decided": len(decided),
+        "stayed": sum(first == second for first, second in decided),
+        "turned": sum(first != second and second in sides for first, second in decided),
+        "others": len(pairs) - len(decided),
+        "came": sum(first not in sides and second in sides for first, second in pairs),
+    }
+
+
+def _expected(expect: str, margin: float) -> str:
+    """Say what a paper predicts of an effect.
+
+    >>> _expected("higher", -0.03), _expected("equal", 0.5)
+    ('above −0.03', 'within 0.5 of 0')
+    """
+    words = {"higher": f"above {margin:g}", "lower": f"below {-margin + 0.0:g}", "equal": f"within {margin:g} of 0"}
+    return words[expect].replace("-", "−")
 
 
 def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
     """Show a row per finding and testbed."""
 
     def claim(row: Mapping[str, Any]) -> TableCell:
-        theirs = "the verdict is on the paper's prediction" * ("theirs" in row)
-        return TableCell(row["claim"], theirs, link=links[row["folder"]]) if "claim" in row else DASH
+        if "claim" not in row:
+            return DASH
+        theirs = f"the paper predicts an effect {_expected(**row['theirs'])}" if "theirs" in row else ""
+        return TableCell(row["claim"], theirs, link=links[row["folder"]])
 
     def again(row: Mapping[str, Any]) -> TableCell:
         if "again_verdict" not in row:
             return DASH
-        return replace(toned(row["again_verdict"], row["again_effect"]), link=links[row["folder"] + AGAIN])
+        link = links[row[row["testbed"]].partition("/")[0] + AGAIN]
+        return replace(toned(row["again_verdict"], row["again_effect"]), link=link)
 
     def study(row: Mapping[str, Any]) -> TableCell:
         return TableCell(row["folder"], number(60 * row["hours"]) if row["hours"] else "") if "folder" in row else DASH
@@ -148,16 +179,9 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         (words("study", "minutes of its trials"), study),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
-    runs = [(row["verdict"], row["again_verdict"]) for row in tested if "again_verdict" in row]
-    decided = [run for run in runs if run[0] != "UNDECIDED"]
-    counts = {
-        "decided": len(decided),
-        "stayed": sum(first == second for first, second in decided),
-        "turned": sum(sorted(run) == ["REFUTED", "REPRODUCED"] for run in decided),
-        "undecided": len(runs) - len(decided),
-        "open": runs.count(("UNDECIDED", "UNDECIDED")),
-    }
-    return declared("findings", "Findings of papers", tested, shape, data, **counts)
+    runs = [(row["verdict"], row["again_verdict"]) for row in tested if "again_verdict" in row and "verdict" in row]
+    ran, alone = sum("claim" in row for row in tested), sum("theirs" in row and "claim" in row for row in tested)
+    return declared("findings", "Findings of papers", tested, shape, data, ran=ran, alone=alone, runs=repeated(runs))
 
 
 def _differences() -> Table:
@@ -187,4 +211,5 @@ def _studies(every: Sequence[Mapping[str, Any]], root: Path, links: Mapping[str,
         (words("verdicts on its claims"), lambda row: row["verdicts"]),
         (words("on other seeds"), again),
     )
-    return declared("studies", "Studies", data, shape, data, verdicts=len(every))
+    twice = sum(len(own) for folder, own in claims.items() if folder.endswith(AGAIN))
+    return declared("studies", "Studies", data, shape, data, claims=len(every) - twice, twice=twice)

@@ -24,7 +24,7 @@ from reports.figures.frontier import frontier
 from reports.figures.style import house_style
 from reports.findings.findings import ENDS, Findings, analyse
 from reports.findings.hypotheses import Judgement
-from reports.pages.findings import AGAIN, CLAIMS, write_index
+from reports.pages.findings import AGAIN, CLAIMS, repeated, write_index
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.claims import claims_table
@@ -98,7 +98,7 @@ def _again(found: pd.DataFrame, first: Path) -> Table:
     before = earlier.set_index("name").T.to_dict()
     rows: list[dict[str, Any]] = found.to_dict("records")  # type: ignore[assignment]
     rows = [{**row, "first": before.get(row["name"])} for row in rows]
-    repeated = [row["first"]["verdict"] == row["verdict"] for row in rows if row["first"]]
+    runs = [(row["first"]["verdict"], row["verdict"]) for row in rows if row["first"]]
 
     def verdict(row: Any) -> TableCell:
         return toned(row["verdict"], row["effect"]) if row else DASH
@@ -107,11 +107,11 @@ def _again(found: pd.DataFrame, first: Path) -> Table:
         (words("claim"), itemgetter("claim")),
         (words("first run"), lambda row: verdict(row["first"])),
         (words("on other seeds"), verdict),
-        (Head("n", "seeds × prompts"), itemgetter("n")),
-        (words("written down"), itemgetter("registered")),
+        (Head("n on other seeds", "seeds × prompts"), itemgetter("n")),
     )
-    kept = f"{sum(repeated)} of {len(repeated)}"
-    return declared("again", "Verdicts on other seeds", rows, shape, rows, kept=kept, first=first.name)
+    written, counts = list(dict.fromkeys(row["registered"] for row in rows)), repeated(runs)
+    title = "Verdicts on other seeds"
+    return declared("again", title, rows, shape, rows, first=first.name, runs=counts, written=written)
 
 
 def _write(records: StudyRecords, findings: Findings, name: str, folder: Path) -> None:

@@ -51,7 +51,8 @@ def test_each_finding_names_a_claim_of_a_shipped_study() -> None:
         ("SUPPORTED", (-0.01, 0.02), None, "REPRODUCED"),
         ("FALSIFIED", (None, None), None, "REFUTED"),
         ("UNDECIDED", (-0.1, 0.02), None, "UNDECIDED"),
-        ("NOT TESTED", (0.01, 0.02), {"expect": "higher", "margin": 0.0}, "UNDECIDED"),
+        ("NOT TESTED", (None, None), None, "NOT TESTED"),
+        ("NOT TESTED", (0.01, 0.02), {"expect": "higher", "margin": 0.0}, "NOT TESTED"),
         ("SUPPORTED", (0.01, 0.02), {"expect": "higher", "margin": 0.0}, "REPRODUCED"),
         ("SUPPORTED", (-0.02, -0.01), {"expect": "higher", "margin": 0.0}, "REFUTED"),
         ("SUPPORTED", (-0.01, 0.02), {"expect": "higher", "margin": 0.0}, "UNDECIDED"),
@@ -88,9 +89,11 @@ def test_the_interval_decides_where_the_paper_predicts_something_else(
     assert table["verdict"].tolist() == [verdict, "NOT COMPARABLE"]
     assert table["again_verdict"].tolist() == ["UNDECIDED", pytest.approx(float("nan"), nan_ok=True)]
     assert f"{verdict}" in html
-    stayed = int(verdict == "UNDECIDED")
-    words = f"of {1 - stayed} decided verdicts 0 stayed and 0 turned around, and of {stayed} UNDECIDED ones {stayed}"
+    decided = verdict in ("REPRODUCED", "REFUTED")
+    words = "Of 1 decided verdict 0 stayed and 0 turned" if decided else "Of 1 undecided or untested one 0 became"
     assert words in " ".join(html.split())
+    shutil.rmtree(tmp_path / "own")
+    assert "| NOT RUN |" in write_index(tmp_path).read_text(), "a second run can stand alone"
     assert 'href="there/index.html"' in html
     assert "Is it &lt;so&gt;?</td>" in html
     assert f">{ours}: 1</td>" in html
