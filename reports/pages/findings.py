@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import groupby
+from math import inf
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,8 @@ CLAIMS = "findings.tsv"
 EXAMPLE = Path(__file__).parents[1] / "example"
 VERDICTS = {
     "SUPPORTED": "REPRODUCED", "SURVIVED": "REPRODUCED", "REFUTED": "REFUTED", "FALSIFIED": "REFUTED",
-    "UNDECIDED": "UNDECIDED", "NOT TESTED": "NOT TESTED",
 }  # fmt: skip
-"""Verdict on a finding, by that on the claim of ours which states it."""
+"""Verdict on a finding, by that on the claim of ours which states it, where that was decided; others stay."""
 AGAIN = "-confirm"
 """Ending of the folder with the same study on other seeds."""
 
@@ -52,31 +52,37 @@ def folders() -> dict[str, tuple[str, str | None]]:
     return {name: (name.partition("-")[0], name.partition("-")[2] or None) for name in names}
 
 
+def published_claims(folder: Path) -> list[dict[str, Any]]:
+    """Return the row of each claim of a published study, None in empty cells; no row where the folder is absent."""
+    if not (folder / CLAIMS).exists():
+        return []
+    rows = pd.read_csv(folder / CLAIMS, sep="\t").astype(object)
+    return rows.where(rows.notna(), None).to_dict("records")  # type: ignore[return-value]
+
+
 def published_hours() -> float:
     """Hours that the trials of these studies took when they were published; those of which that is known."""
-    files = [path for name in folders() if (path := EXAMPLE / name / CLAIMS).exists()]
-    return float(sum(pd.read_csv(path, sep="\t")["hours"].fillna(0.0).iloc[0] for path in files))
+    claims = (published_claims(EXAMPLE / name) for name in folders())
+    return sum(float(own[0]["hours"] or 0) for own in claims if own)
 
 
 def write_index(root: Path, pages: Mapping[str, str] | None = None) -> Path:
     """Write the findings of papers, with a figure, and the studies that are published below `root`, as Markdown; with
     `pages`, links from folders to the full pages of their studies, as HTML with its tables for programs. Return the
     page."""
-    files = [pd.read_csv(path, sep="\t").assign(folder=path.parent.name) for path in sorted(root.glob(f"*/{CLAIMS}"))]
-    rows = pd.concat(files).astype(object)
-    rows = rows.where(rows.notna(), None)
-    every: list[dict[str, Any]] = rows.to_dict("records")  # type: ignore[assignment]
+    places = [path.parent for path in sorted(root.glob(f"*/{CLAIMS}"))]
+    every = [{**row, "folder": place.name} for place in places for row in published_claims(place)]
     tested = list(_tested(every))
     with house_style():
         figure = papers(tested)
         if figure:
             figure.figure.savefig(root / "findings.png", dpi=PNG_DPI, metadata={"Software": None})
-    links = {folder: f"{folder}/README.md" for folder in rows["folder"]} | dict(pages or {})
+    links = {folder: f"{folder}/README.md" for folder in (place.name for place in places)} | dict(pages or {})
     tables = [_findings(tested, links), _studies(every, root, links), _differences()]
     shown: dict[str, Any] = {
         "tables": {table.name: table for table in tables},
         "figure": figure,
-        "missing": [name for name in study_names() if name not in set(rows["study"])],
+        "missing": [name for name in study_names() if name not in {row["study"] for row in every}],
         "verdicts": f"{len(tested)} rows: {_counted(one['verdict'] for one in tested)}",
     }
     if pages is None:
@@ -98,7 +104,7 @@ def _tested(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
             verdict, _, why = one[bed].partition(": ")
             folder, _, claim = one[bed].partition("/")
             found, same = claims.get(one[bed], {}), claims.get(f"{folder}{AGAIN}/{claim}")
-            again = {f"again_{key}": same[key] for key in ("effect", *ENDS)} if same else {}
+            again = {f"again_{key}": same.get(key) for key in ("effect", *ENDS)} if same else {}
             again |= {"again_verdict": _verdict(same, theirs)} if same else {}
             verdict = verdict if why else _verdict(found, theirs)
             yield {**found, **theirs, **again, **one, "testbed": bed, "verdict": verdict, "why": why}
@@ -114,8 +120,8 @@ def _verdict(found: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     if "verdict" not in found:
         return "NOT RUN"
     if not theirs or found["verdict"] == "NOT TESTED":
-        return VERDICTS[found["verdict"]]
-    low, high = found["estimate_low"], found["estimate_high"]
+        return VERDICTS.get(found["verdict"], str(found["verdict"]))
+    low, high = found.get("estimate_low"), found.get("estimate_high")
     if low is None or high is None:
         return "UNDECIDED"
     least, most = predicted(**theirs)
@@ -128,8 +134,8 @@ def repeated(runs: Sequence[tuple[str, str]]) -> dict[str, int]:
     >>> repeated([("SUPPORTED", "UNDECIDED"), ("REFUTED", "REFUTED"), ("NOT TESTED", "SUPPORTED")])
     {'decided': 2, 'stayed': 1, 'turned': 0, 'others': 1, 'came': 1}
     """
+    sides = set(VERDICTS.values())
     pairs = [tuple(VERDICTS.get(verdict, verdict) for verdict in run) for run in runs]
-    sides = ("REPRODUCED", "REFUTED")
     decided = [pair for pair in pairs if pair[0] in sides]
     return {
         "decided": len(decided),
@@ -146,8 +152,9 @@ def _expected(expect: str, margin: float) -> str:
     >>> _expected("higher", -0.03), _expected("equal", 0.5)
     ('above −0.03', 'within 0.5 of 0')
     """
-    words = {"higher": f"above {margin:g}", "lower": f"below {-margin + 0.0:g}", "equal": f"within {margin:g} of 0"}
-    return words[expect].replace("-", "−")
+    least, most = predicted(expect, margin)
+    text = f"above {least:g}" if most == inf else f"below {most + 0.0:g}" if least == -inf else f"within {most:g} of 0"
+    return text.replace("-", "−")
 
 
 def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
@@ -163,7 +170,7 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         if "again_verdict" not in row:
             return DASH
         link = links[row[row["testbed"]].partition("/")[0] + AGAIN]
-        return replace(toned(row["again_verdict"], row["again_effect"]), link=link)
+        return replace(toned(row["again_verdict"], row["again_effect"] or ""), link=link)
 
     def study(row: Mapping[str, Any]) -> TableCell:
         return TableCell(row["folder"], number(60 * row["hours"]) if row["hours"] else "") if "folder" in row else DASH
@@ -179,7 +186,7 @@ def _findings(tested: list[dict[str, Any]], links: Mapping[str, str]) -> Table:
         (words("study", "minutes of its trials"), study),
     )
     data = pd.DataFrame(tested).drop(columns=[*TESTBEDS], errors="ignore")
-    runs = [(row["verdict"], row["again_verdict"]) for row in tested if "again_verdict" in row and "verdict" in row]
+    runs = [(row["verdict"], row["again_verdict"]) for row in tested if "again_verdict" in row and "claim" in row]
     ran, alone = sum("claim" in row for row in tested), sum("theirs" in row and "claim" in row for row in tested)
     return declared("findings", "Findings of papers", tested, shape, data, ran=ran, alone=alone, runs=repeated(runs))
 
@@ -196,7 +203,8 @@ def _studies(every: Sequence[Mapping[str, Any]], root: Path, links: Mapping[str,
     claims = {folder: list(own) for folder, own in groupby(every, itemgetter("folder"))}
     verdicts = {folder: _counted(one["verdict"] for one in own) for folder, own in claims.items()}
     data = list[dict[str, Any]]()
-    for folder in (one for one in claims if one.removesuffix(AGAIN) not in claims.keys() - {one}):
+    seconds = {folder + AGAIN for folder in claims} & claims.keys()
+    for folder in (one for one in claims if one not in seconds):
         question = yaml.safe_load((root / folder / f"published_{folder}.yaml").read_text("utf-8"))["question"]
         own = {"study": folder, "profile": claims[folder][0]["profile"], "question": question}
         data.append(own | {"verdicts": verdicts[folder], "again": verdicts.get(folder + AGAIN, "")})
@@ -211,5 +219,5 @@ def _studies(every: Sequence[Mapping[str, Any]], root: Path, links: Mapping[str,
         (words("verdicts on its claims"), lambda row: row["verdicts"]),
         (words("on other seeds"), again),
     )
-    twice = sum(len(own) for folder, own in claims.items() if folder.endswith(AGAIN))
+    twice = sum(len(claims[folder]) for folder in seconds)
     return declared("studies", "Studies", data, shape, data, claims=len(every) - twice, twice=twice)

@@ -24,7 +24,7 @@ from reports.figures.frontier import frontier
 from reports.figures.style import house_style
 from reports.findings.findings import ENDS, Findings, analyse
 from reports.findings.hypotheses import Judgement
-from reports.pages.findings import AGAIN, CLAIMS, repeated, write_index
+from reports.pages.findings import AGAIN, CLAIMS, published_claims, repeated, write_index
 from reports.pages.page import rendered, replace_folder, write_text
 from reports.records.load import StudyRecords, load_records
 from reports.tables.claims import claims_table
@@ -93,15 +93,12 @@ def _numbers(one: Judgement) -> dict[str, Any]:
 
 def _again(found: pd.DataFrame, first: Path) -> Table:
     """Show a row per claim: its verdict in the `first` run, a folder that may be absent, beside that on other seeds."""
-    file = first / CLAIMS
-    earlier = pd.read_csv(file, sep="\t", dtype=str, keep_default_na=False) if file.exists() else found.head(0)
-    before = earlier.set_index("name").T.to_dict()
-    rows: list[dict[str, Any]] = found.to_dict("records")  # type: ignore[assignment]
-    rows = [{**row, "first": before.get(row["name"])} for row in rows]
+    before = {row["name"]: row for row in published_claims(first)}
+    rows = [{**row, "first": before.get(str(row["name"]))} for row in found.to_dict("records")]
     runs = [(row["first"]["verdict"], row["verdict"]) for row in rows if row["first"]]
 
     def verdict(row: Any) -> TableCell:
-        return toned(row["verdict"], row["effect"]) if row else DASH
+        return toned(row["verdict"], row["effect"] or "") if row else DASH
 
     shape = (
         (words("claim"), itemgetter("claim")),
@@ -109,9 +106,8 @@ def _again(found: pd.DataFrame, first: Path) -> Table:
         (words("on other seeds"), verdict),
         (Head("n on other seeds", "seeds × prompts"), itemgetter("n")),
     )
-    written, counts = list(dict.fromkeys(row["registered"] for row in rows)), repeated(runs)
-    title = "Verdicts on other seeds"
-    return declared("again", title, rows, shape, rows, first=first.name, runs=counts, written=written)
+    values = {"first": first.name, "runs": repeated(runs), "written": sorted({row["registered"] for row in rows})}
+    return declared("again", "Verdicts on other seeds", rows, shape, found, None, **values)
 
 
 def _write(records: StudyRecords, findings: Findings, name: str, folder: Path) -> None:
